@@ -1,0 +1,24 @@
+// Checks with formatted messages. Not for .cu files (fmt): those use core/error.h.
+#pragma once
+
+#include <fmt/format.h>
+
+#include "core/error.h"
+
+namespace bhyt {
+
+// Throws Error unless `ok`. Messages read "[op] expected …, got …".
+template <class... Args>
+void check(bool ok, fmt::format_string<Args...> message, Args&&... args) {
+  if (!ok) [[unlikely]]
+    throw Error(fmt::format(message, std::forward<Args>(args)...));
+}
+
+// The same for what the user asked for: exit code 2.
+template <class... Args>
+void check_usage(bool ok, fmt::format_string<Args...> message, Args&&... args) {
+  if (!ok) [[unlikely]]
+    throw UsageError(fmt::format(message, std::forward<Args>(args)...));
+}
+
+}  // namespace bhyt

@@ -1,0 +1,45 @@
+// Where tensors live, and the few things asked of a device directly: memory, copies, waiting.
+// Headers have no #ifdef: a build without CUDA links core/no_cuda.cpp, whose functions throw.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace bhyt {
+
+struct Device {
+  enum class Kind : std::uint8_t { cpu, cuda };
+  Kind kind = Kind::cpu;
+  std::uint8_t index = 0;
+
+  static Device cpu() { return {}; }
+  static Device cuda(int i) { return {Kind::cuda, static_cast<std::uint8_t>(i)}; }
+  bool is_cuda() const { return kind == Kind::cuda; }
+  bool operator==(const Device&) const = default;
+};
+
+// "cpu", "cuda:0".
+std::string name_of(Device d);
+
+void* device_alloc(Device d, std::size_t bytes);  // 256-byte aligned; says what was asked and what is free when it fails
+void device_free(Device d, void* p) noexcept;
+void device_copy(Device to, void* dst, Device from, const void* src, std::size_t bytes);  // in stream order; to the host: waits
+void device_zero(Device d, void* p, std::size_t bytes);
+void device_synchronize(Device d);
+
+// The CUDA backend behind these and behind the operations (core/no_cuda.cpp when it is not built in).
+namespace cuda {
+bool built();                        // compiled in
+int device_count();                  // 0 without a driver
+std::string describe(int index);     // "NVIDIA H200"
+std::size_t free_bytes(int index);
+std::size_t total_bytes(int index);
+void* alloc(int index, std::size_t bytes);
+void free(int index, void* p) noexcept;
+void copy(Device to, void* dst, Device from, const void* src, std::size_t bytes);
+void zero(int index, void* p, std::size_t bytes);
+void synchronize(int index);
+}  // namespace cuda
+
+}  // namespace bhyt

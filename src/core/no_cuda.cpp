@@ -1,0 +1,22 @@
+// Stands in for core/cuda.cu in a build without CUDA.
+#include "core/device.h"
+#include "core/error.h"
+
+namespace bhyt::cuda {
+
+namespace {
+[[noreturn]] void absent() { fail("this build has no CUDA backend; rebuild with the cuda preset (make build CUDA=on) or use device=cpu"); }
+}  // namespace
+
+bool built() { return false; }
+int device_count() { return 0; }
+std::string describe(int) { absent(); }
+std::size_t free_bytes(int) { absent(); }
+std::size_t total_bytes(int) { absent(); }
+void* alloc(int, std::size_t) { absent(); }
+void free(int, void*) noexcept {}
+void copy(Device, void*, Device, const void*, std::size_t) { absent(); }
+void zero(int, void*, std::size_t) { absent(); }
+void synchronize(int) { absent(); }
+
+}  // namespace bhyt::cuda

@@ -1,0 +1,24 @@
+// Checkpoint folders: config.json and safetensors, in Hugging Face's layout, the reference's and our own (method.md §6, §8).
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "model/model.h"
+
+namespace bhyt {
+
+// config.json → ModelConfig: plain Llama, the reference's flat norm keys, or our `norm` object (which wins).
+ModelConfig read_model_config(const std::filesystem::path& config_json);
+// The config.json of a checkpoint: plain Llama for rmsnorm; model_type bhyt with auto_map otherwise; the reference's flat keys where it has the method.
+std::string model_config_json(const ModelConfig& config, DType weights);
+
+// Opens a checkpoint folder for computing: reads config, loads weights (any file dtype → `type`), computes c_attn.
+std::unique_ptr<Model> load_model(const std::filesystem::path& dir, Device device, DType type);
+// Loads weights into parameters that exist already; missing and unexpected tensors are all named at once.
+void load_weights(const std::filesystem::path& dir, Parameters& into);
+// Writes config.json and model.safetensors (parameters in their run type) into dir, which must exist.
+void save_model(const std::filesystem::path& dir, const Model& model);
+
+}  // namespace bhyt

@@ -1,0 +1,69 @@
+// All parameters of a model in one arena, ordered by layer, under Hugging Face names; gradients, master weights and moments mirror it.
+// Load, save, init, count, AdamW and the gradient norm all walk this one list.
+#pragma once
+
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/memory.h"
+#include "model/config.h"
+#include "ops/adamw/adamw.h"
+
+namespace bhyt {
+
+struct Parameter {
+  std::string name;                  // model.layers.0.self_attn.q_proj.weight
+  std::vector<std::int64_t> shape;   // as stored in files; [] is a scalar
+  std::int64_t layer = 0;            // 0 = embedding, 1…L blocks, L+1 = after
+  std::int64_t offset = 0, size = 0; // elements in the fp32 arenas
+  Tensor value;                      // what the model computes with (matrices in the run's type, vectors and scalars in fp32)
+  bool decays = false, frozen = false;
+  double init_std = 0;               // normal; 0: filled with init_value
+  double init_value = 0;
+};
+
+class Parameters {
+ public:
+  Parameters() = default;
+  Parameters(const ModelConfig& config, Device device, DType type);
+
+  const std::vector<Parameter>& list() const { return list_; }
+  const Parameter* find(const std::string& name) const;
+  const Parameter& at(const std::string& name) const;
+  std::int64_t count() const;                 // weights, without padding
+  std::int64_t arena_size() const { return arena_size_; }
+  Device device() const { return device_; }
+  DType type() const { return type_; }
+  std::size_t value_bytes() const { return values_.bytes(); }
+
+  // Draws every parameter from (seed, its name): the same on any device and in any type.
+  void initialize(std::uint64_t seed);
+
+  // Whole values in fp32 on the host, in list order: what files and optimizers exchange.
+  std::vector<float> read_value(const Parameter& p) const;
+  void write_value(const Parameter& p, const float* data) const;
+
+  // The stored q,k,v (and gate,up) of a layer lie side by side: one matrix for one product.
+  Tensor qkv(std::int64_t layer) const;      // [(H+2K)·D, C], layer from 0
+  Tensor gate_up(std::int64_t layer) const;  // [2F, C]
+
+  // A parameter's stretch of an fp32 arena of arena_size() elements (gradients, masters, moments), in its shape.
+  Tensor in_arena(const Tensor& arena, const Parameter& p) const;
+  Tensor qkv_in(const Tensor& arena, std::int64_t layer) const;
+  Tensor gate_up_in(const Tensor& arena, std::int64_t layer) const;
+  std::vector<ArenaSpan> spans() const;
+  // In an fp32 run the values are the masters: one arena of arena_size() floats. Empty in a bf16 run.
+  Tensor value_arena() const;
+
+ private:
+  std::vector<Parameter> list_;
+  std::unordered_map<std::string, std::size_t> index_;
+  Buffer values_;
+  std::int64_t arena_size_ = 0;
+  Device device_;
+  DType type_ = DType::f32;
+  ModelConfig config_;
+};
+
+}  // namespace bhyt

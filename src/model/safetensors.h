@@ -1,0 +1,65 @@
+// safetensors: strict, memory-mapped reader and streaming writer (formats.md).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+
+namespace bhyt {
+
+struct SafeTensor {
+  std::string name;
+  std::string dtype;                // "F32", "BF16", …
+  std::vector<std::int64_t> shape;  // [] is a scalar
+  std::uint64_t begin = 0, end = 0; // bytes from the start of the data
+  const void* data = nullptr;       // inside the mapping
+  std::int64_t size() const {
+    std::int64_t n = 1;
+    for (auto d : shape) n *= d;
+    return n;
+  }
+};
+
+// A whole file, mapped read-only. Anything malformed throws Error naming the file and what is wrong.
+class SafeTensors {
+ public:
+  explicit SafeTensors(const std::filesystem::path& file);
+  ~SafeTensors();
+  SafeTensors(SafeTensors&&) noexcept;
+  SafeTensors& operator=(SafeTensors&&) noexcept;
+
+  const std::map<std::string, SafeTensor>& tensors() const { return tensors_; }
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  const SafeTensor* find(const std::string& name) const;
+  const SafeTensor& at(const std::string& name) const;
+  const std::filesystem::path& path() const { return path_; }
+
+  // Elements [first, first+n) as fp32, whatever float type the file holds.
+  static void to_float(const SafeTensor& t, std::int64_t first, std::int64_t n, float* out);
+
+ private:
+  std::filesystem::path path_;
+  void* map_ = nullptr;
+  std::size_t bytes_ = 0;
+  std::map<std::string, SafeTensor> tensors_;
+  std::map<std::string, std::string> metadata_;
+};
+
+// One tensor to be written. fill is called once, in file order, and must deliver exactly the tensor's bytes through put(data, bytes).
+struct SafeTensorOut {
+  std::string name, dtype;
+  std::vector<std::int64_t> shape;
+  std::function<void(const std::function<void(const void*, std::size_t)>& put)> fill;
+};
+
+// Writes, flushes and syncs `file` (no rename: the caller owns the atomicity of its folder). Throws with errno's text on a full disk.
+void write_safetensors(const std::filesystem::path& file, std::vector<SafeTensorOut> tensors, const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
+
+const char* safetensors_dtype(DType t);
+
+}  // namespace bhyt

@@ -1,0 +1,42 @@
+// The optimizer step and the global gradient norm, over the whole parameter arena.
+#pragma once
+
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace bhyt {
+
+// One parameter's stretch of the arena. Master weights, gradients and moments are fp32 and share offsets (in elements); the value the model
+// computes with has its own type and place (the master itself in an fp32 run).
+struct ArenaSpan {
+  std::int64_t offset = 0, size = 0;
+  Tensor value;
+  bool decays = false;
+  bool frozen = false;
+};
+
+struct AdamW {
+  double lr = 0, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0;
+  std::int64_t step = 1;  // of this update, from 1: bias correction
+  Tensor grad_norm;       // fp32 [1] on the device: the global norm of the gradients
+  double clip = 0;        // gradients are scaled by min(1, clip / grad_norm); 0 = off
+  // A norm that is not finite leaves everything as it was (the caller reads grad_norm and records the skipped step).
+};
+
+// norm fp32 [1] = √Σ g² over the spans that are not frozen; the sum is cut by size, not by threads.
+void gradient_norm(const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm);
+
+// master, gradients, m, v: fp32, one arena each. Decoupled weight decay: w −= lr·(m̂/(√v̂+eps) + wd·w).
+void adamw(const Tensor& master, const Tensor& gradients, const Tensor& m, const Tensor& v, const std::vector<ArenaSpan>& spans, const AdamW& step);
+
+namespace cpu {
+void gradient_norm(const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm);
+void adamw(const Tensor& master, const Tensor& gradients, const Tensor& m, const Tensor& v, const std::vector<ArenaSpan>& spans, const AdamW& step);
+}  // namespace cpu
+namespace cuda {
+void gradient_norm(const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm);
+void adamw(const Tensor& master, const Tensor& gradients, const Tensor& m, const Tensor& v, const std::vector<ArenaSpan>& spans, const AdamW& step);
+}  // namespace cuda
+
+}  // namespace bhyt

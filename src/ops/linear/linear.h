@@ -1,0 +1,19 @@
+// y = x Wᵀ and its gradients: the only way the model multiplies by a weight matrix.
+#pragma once
+
+#include "core/tensor.h"
+
+namespace bhyt {
+
+// What happens to a linear layer's result on its way out. A backend that cannot fuse a part runs it as the next kernel.
+struct Epilogue {
+  Tensor residual = {};  // [N,O]: y = residual + x Wᵀ (may be y itself)
+};
+
+// x [N,I], w [O,I] of one type; y [N,O].
+void linear(const Tensor& x, const Tensor& w, const Tensor& y, const Epilogue& epilogue = {});
+
+// dx [N,I] = dy w, or += with accumulate_dx (skipped when dx is empty); dw [O,I] fp32 += dyᵀ x (skipped when empty).
+void linear_backward(const Tensor& x, const Tensor& w, const Tensor& dy, const Tensor& dx, const Tensor& dw, bool accumulate_dx = false);
+
+}  // namespace bhyt

@@ -1,0 +1,109 @@
+// The twelve methods as rows of a table, the options a user may set, and what they come to in each block.
+// Nothing outside ops/norm asks for a method's name: the model asks for a block's plan.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ops/norm/norm.h"
+
+namespace bhyt {
+
+// A site's statistic as the table says it: given comes in two kinds.
+enum class SiteStat : std::uint8_t { none, rms, mean_var, mean_std, approximate, block_input };
+enum class Place : std::uint8_t { pre, pre_and_post };
+enum class Depth : std::uint8_t { none, inv_sqrt };
+enum class ScaleKind : std::uint8_t { none, lambda, alpha };
+enum class End : std::uint8_t { rms, own, rms_or_exact };  // the final norm; rms_or_exact: RMSNorm unless λ_last > 0
+
+struct Method {
+  std::string_view name;
+  SiteStat site1, site2;
+  Map map;
+  Place place;
+  Depth depth;
+  ScaleKind scale;           // the learned scalar per site
+  bool beta, shift, seed;    // further learned parameters: β; σ; SeeDNorm's g and b
+  bool gamma_in_constant;    // C holds mean(γ_attn²)
+  End end;
+  bool own_eps;              // eps 1e-6 instead of the model's
+};
+
+std::span<const Method> methods();
+const Method& method(std::string_view name);  // UsageError naming the nearest
+constexpr double kOwnEps = 1e-6;
+
+enum class Gain : std::uint8_t { one, unit };
+enum class KappaSchedule : std::uint8_t { constant, decay, grow, mild_grow };
+enum class Correction : std::uint8_t { none, beta, eta, residual_aware };
+
+// The `norm:` section of a config.
+struct NormConfig {
+  std::string method = "bhyt";
+  double kappa = 10;                       // from p where p is given: (1−p)^(−1/2)
+  std::array<double, 2> lambda{2.0, 1.0};  // attention, MLP
+  double lambda_last = 0;
+  bool learn_lambda = true;
+  Gain gain = Gain::one;
+  Depth depth_gain = Depth::none;
+  KappaSchedule kappa_schedule = KappaSchedule::constant;
+  std::int64_t exact_first = 0;            // exact_layers as a number …
+  std::vector<std::int64_t> exact_list;    // … or as a list, counted from 1
+  std::int64_t refresh = 0;                // 0 = auto
+  Correction correction = Correction::none;
+  bool gamma_in_constant = false;
+  bool stop_gradient = false;
+  double aux_loss = 0;
+  std::int64_t aux_every = 1;
+  std::vector<double> calibration;
+  std::int64_t first_layer = 1, last_layer = 0;  // layers: [from, to], 0 = all
+  std::string elsewhere = "rmsnorm";
+  std::optional<std::array<double, 3>> alpha;    // attention, MLP, last; empty = auto
+  std::int64_t seq_len = 0;                      // T of c_attn; 0 = unknown
+  bool operator==(const NormConfig&) const = default;
+};
+
+// One site as a block needs it: what to compute and which parameters to create, with their initial values.
+struct SitePlan {
+  Stat stat = Stat::rms;
+  Map map = Map::id;
+  float factor = 1, eps = 1e-5f;
+  float gamma0 = 1;                 // initial γ
+  bool beta = false, shift = false, seed = false;
+  ScaleKind scale = ScaleKind::none;
+  float scale0 = 1;                 // initial λ or α
+  bool scale_frozen = false;
+};
+
+// One block: two sites, Peri's output norms, and the approximation where site 2 is given.
+struct BlockPlan {
+  SitePlan site1, site2;
+  std::optional<SitePlan> out1, out2;      // on the sublayers' outputs
+  bool has_constant = false;               // the method has a c_attn, used or not (exact layers)
+  bool uses_constant = false;              // site 2 reads C (otherwise C = 0)
+  bool gamma_in_constant = false;
+  Correction correction = Correction::none;
+  float calibration = 1;
+};
+
+struct NormPlan {
+  std::vector<BlockPlan> blocks;
+  SitePlan last;
+  bool stop_gradient = false;
+  double aux_loss = 0;
+  std::int64_t aux_every = 1;
+  int approximated = 0;                    // blocks whose site 2 uses the approximation
+};
+
+// Settles every option for a model of `layers` blocks, width d and model eps. Throws UsageError for what makes no sense.
+NormPlan plan_norms(const NormConfig& config, std::int64_t layers, std::int64_t d, double model_eps);
+
+double kappa_at(const NormConfig& config, std::int64_t layer);  // layer from 1
+std::int64_t refresh_interval(const NormConfig& config, std::int64_t max_steps);
+
+}  // namespace bhyt

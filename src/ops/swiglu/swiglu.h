@@ -1,0 +1,22 @@
+// h = silu(gate) ⊙ up, gate and up side by side in one matrix.
+#pragma once
+
+#include "core/tensor.h"
+
+namespace bhyt {
+
+// gate_up [N,2F] (gate first), h [N,F].
+void swiglu(const Tensor& gate_up, const Tensor& h);
+// dh [N,F] → dgate_up [N,2F], which may be gate_up itself.
+void swiglu_backward(const Tensor& gate_up, const Tensor& dh, const Tensor& dgate_up);
+
+namespace cpu {
+void swiglu(const Tensor& gate_up, const Tensor& h);
+void swiglu_backward(const Tensor& gate_up, const Tensor& dh, const Tensor& dgate_up);
+}  // namespace cpu
+namespace cuda {
+void swiglu(const Tensor& gate_up, const Tensor& h);
+void swiglu_backward(const Tensor& gate_up, const Tensor& dh, const Tensor& dgate_up);
+}  // namespace cuda
+
+}  // namespace bhyt

@@ -1,0 +1,54 @@
+// A tokenizer turns bytes into ids and back. Kinds: "bytes" (built in), byte-level BPE (tokenizer.json, tiktoken, vocab+merges), llama2.c.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace bhyt {
+
+using TokenId = std::int32_t;
+
+struct EncodeOptions {
+  bool special = true;  // add what the post-processor adds (BOS) and read the text of special tokens as those tokens
+};
+
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+  virtual std::string kind() const = 0;                   // "bytes", "bpe", …
+  virtual std::int64_t vocab_size() const = 0;            // ids are below this
+  // Appends the ids of one text. Safe to call from several threads at once.
+  virtual void encode(std::string_view text, std::vector<TokenId>& ids, const EncodeOptions& options) const = 0;
+  // The bytes of an id; "" for a special token unless `special`.
+  virtual std::string piece(TokenId id, bool special) const = 0;
+  virtual std::optional<TokenId> bos() const = 0;
+  virtual std::optional<TokenId> end_of_text() const = 0; // closes every packed document
+  virtual std::vector<TokenId> stops() const = 0;         // ids that end a generation
+  virtual std::uint64_t fingerprint() const = 0;          // changes whenever the same text could give other ids
+  // Writes tokenizer.json and its companions into a checkpoint folder.
+  virtual void save(const std::filesystem::path& dir) const = 0;
+
+  std::vector<TokenId> encode(std::string_view text, bool special = true) const {
+    std::vector<TokenId> ids;
+    encode(text, ids, EncodeOptions{special});
+    return ids;
+  }
+  std::string decode(const std::vector<TokenId>& ids, bool special = false) const {
+    std::string s;
+    for (TokenId id : ids) s += piece(id, special);
+    return s;
+  }
+};
+
+// "bytes", a file, or a folder that holds one. Throws Error saying what was looked for.
+std::unique_ptr<Tokenizer> load_tokenizer(const std::string& what);
+
+// 256 bytes and the end-of-text token 256.
+std::unique_ptr<Tokenizer> make_byte_tokenizer();
+
+}  // namespace bhyt
