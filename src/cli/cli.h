@@ -1,8 +1,16 @@
 // The command line: one file per subcommand, each a thin layer over the library. A command is a row of the table in cli.cpp.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "core/device.h"
+#include "core/dtype.h"
+
+namespace CLI {
+class App;
+}
 
 namespace bhyt::cli {
 
@@ -14,5 +22,18 @@ struct Command {
   const char* summary;
   int (*main)(const std::vector<std::string>& args);
 };
+
+// Reads a command's arguments into its CLI11 app. --help prints the app's help on stdout and ends the program with 0;
+// anything wrong is a UsageError that says where to look.
+void parse(CLI::App& app, const std::vector<std::string>& args);
+
+// Where and in what type to compute, as `device=`, `dtype=` and `threads=` say it.
+struct Placement {
+  Device device;
+  DType dtype = DType::f32;
+};
+// Takes those words (and their long forms `run.device=` …) from a command's positional arguments; any other word is a UsageError.
+// Sets the number of threads. `device` auto is the first GPU where there is one.
+Placement take_placement(const std::vector<std::string>& words, const char* device = "cpu", DType dtype = DType::f32);
 
 }  // namespace bhyt::cli

@@ -21,6 +21,8 @@ struct Device {
 
 // "cpu", "cuda:0".
 std::string name_of(Device d);
+// "auto" (the first GPU, or the CPU without one), "cpu", "cuda", "cuda:N". UsageError that names `key` otherwise, or when there is no such GPU.
+Device parse_device(const std::string& text, const std::string& key = "run.device");
 
 void* device_alloc(Device d, std::size_t bytes);  // 256-byte aligned; says what was asked and what is free when it fails
 void device_free(Device d, void* p) noexcept;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <string>
 
 #if defined(__CUDACC__)
 #define BHYT_BOTH __host__ __device__ __forceinline__
@@ -44,6 +45,9 @@ constexpr const char* name_of(DType t) {
   }
   return "?";
 }
+
+// "fp32" or "bf16", the types models compute in. UsageError that names `key` otherwise (core/device.cpp).
+DType parse_float_type(const std::string& text, const std::string& key = "run.dtype");
 
 // The upper half of an fp32, rounded to nearest even. NaN stays NaN.
 struct bf16 {

@@ -1,0 +1,144 @@
+#include "cli/cli.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <new>
+#include <thread>
+
+#include "bhyt_version.h"
+#include "cli/commands.h"
+#include "core/check.h"
+#include "core/log.h"
+#include "core/parallel.h"
+#include "core/schema.h"
+#include "ops/gemm/gemm.h"
+
+namespace bhyt::cli {
+
+namespace {
+
+constexpr Command kCommands[] = {
+};
+
+// --help was asked for and printed: unwinds to run().
+struct Finished {};
+
+void print_help() {
+  fmt::print(
+      "bhyt {}: train and study Llama-style models under any normalization\n\n"
+      "usage: bhyt <command> [CONFIG.yaml] [key=value ...] [--flags]\n\n",
+      BHYT_VERSION);
+  for (const Command& c : kCommands) fmt::print("  {:<10} {}\n", c.name, c.summary);
+  fmt::print(
+      "\n  help COMMAND   what a command takes (also: bhyt COMMAND --help)\n"
+      "  --version      version, commit, compiler, backends, devices\n\n"
+      "Data goes to stdout, messages to stderr. Exit codes: 0 done, 1 the work failed, 2 wrong usage or config,\n"
+      "130/143 interrupted after saving.\n");
+}
+
+void print_version() {
+#if defined(__clang__)
+  const std::string compiler = "clang " __clang_version__;
+#else
+  const std::string compiler = "g++ " __VERSION__;
+#endif
+  fmt::print("bhyt {} ({})\ncompiler  {}\nbackends  cpu ({}){}\n", BHYT_VERSION, BHYT_COMMIT, compiler, cpu::gemm_library(),
+             cuda::built() ? ", cuda" : "");
+  fmt::print("devices   cpu ({} threads)\n", std::thread::hardware_concurrency());
+  for (int i = 0; i < cuda::device_count(); ++i) fmt::print("          cuda:{} ({})\n", i, cuda::describe(i));
+}
+
+const Command& find(const std::string& name) {
+  std::vector<std::string> names;
+  for (const Command& c : kCommands) {
+    if (name == c.name) return c;
+    names.emplace_back(c.name);
+  }
+  const std::string near = schema::nearest(name, names);
+  throw UsageError(fmt::format("unknown command {}{}; bhyt --help lists them all", name, near.empty() ? "" : fmt::format(" (did you mean {}?)", near)));
+}
+
+int dispatch(std::vector<std::string> args) {
+  if (args.empty()) {
+    print_help();
+    return 2;
+  }
+  const std::string first = args.front();
+  args.erase(args.begin());
+  if (first == "--version" || first == "-V") return print_version(), 0;
+  if (first == "--help" || first == "-h" || (first == "help" && args.empty())) return print_help(), 0;
+  if (first == "help") return find(args.front()).main({"--help"});
+  return find(first).main(args);
+}
+
+int report_error(const std::string& message, int code) {
+  log::write(log::Level::error, message);
+  return code;
+}
+
+}  // namespace
+
+void parse(CLI::App& app, const std::vector<std::string>& args) {
+  std::vector<std::string> reversed(args.rbegin(), args.rend());  // CLI11 takes them from the back
+  try {
+    app.parse(std::move(reversed));
+  } catch (const CLI::CallForHelp&) {
+    std::string text = app.help();
+    for (CLI::App* sub : app.get_subcommands()) text = sub->help(app.get_name());
+    fmt::print("{}", text);
+    throw Finished();
+  } catch (const CLI::ParseError& e) {
+    throw UsageError(fmt::format("{} (see {} --help)", e.what(), app.get_name()));
+  }
+}
+
+Placement take_placement(const std::vector<std::string>& words, const char* device, DType dtype) {
+  std::string where = device;
+  Placement p{.device = Device::cpu(), .dtype = dtype};
+  int threads = 0;
+  for (const std::string& word : words) {
+    const auto equals = word.find('=');
+    check_usage(equals != std::string::npos, "unexpected argument {}; expected device=, dtype= or threads=", word);
+    std::string key = word.substr(0, equals);
+    const std::string value = word.substr(equals + 1);
+    if (key.starts_with("run.")) key.erase(0, 4);
+    if (key == "device") {
+      where = value;
+    } else if (key == "dtype") {
+      p.dtype = parse_float_type(value, "dtype");
+    } else if (key == "threads") {
+      const char* end = value.data() + value.size();
+      const auto [stop, error] = std::from_chars(value.data(), end, threads);
+      check_usage(value == "auto" || (error == std::errc() && stop == end && threads >= 1), "threads must be auto or a number from 1, got {}", value);
+    } else {
+      throw UsageError(fmt::format("unknown key {}; expected device, dtype or threads", key));
+    }
+  }
+  p.device = parse_device(where, "device");
+  set_num_threads(threads);
+  return p;
+}
+
+int run(int argc, char** argv) {
+  int code = 1;
+  try {
+    code = dispatch({argv + 1, argv + argc});
+  } catch (const Finished&) {
+    code = 0;
+  } catch (const UsageError& e) {
+    code = report_error(e.what(), 2);
+  } catch (const std::bad_alloc&) {
+    code = report_error("out of memory; a smaller train.micro_batch, data.seq_len or model needs less", 1);
+  } catch (const std::exception& e) {
+    code = report_error(e.what(), 1);
+  }
+  // A full disk behind stdout must not look like success.
+  if (std::fflush(stdout) != 0 && code == 0) code = report_error("could not write to stdout", 1);
+  return code;
+}
+
+}  // namespace bhyt::cli

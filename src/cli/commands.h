@@ -1,0 +1,21 @@
+// Every subcommand, one file each. A row in the table of cli.cpp makes a command reachable.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace bhyt::cli {
+
+using Args = std::vector<std::string>;  // without "bhyt NAME"
+
+int cmd_pretrain(const Args& args);
+int cmd_generate(const Args& args);
+int cmd_forward(const Args& args);
+int cmd_bench(const Args& args);
+int cmd_tokenizer(const Args& args);
+int cmd_data(const Args& args);
+int cmd_convert(const Args& args);
+int cmd_info(const Args& args);
+int cmd_report(const Args& args);
+
+}  // namespace bhyt::cli
