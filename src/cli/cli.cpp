@@ -21,23 +21,22 @@ namespace bhyt::cli {
 
 namespace {
 
-constexpr Command kCommands[] = {
-};
+constexpr Command kCommands[] = {};
 
 // --help was asked for and printed: unwinds to run().
 struct Finished {};
 
-void print_help() {
-  fmt::print(
-      "bhyt {}: train and study Llama-style models under any normalization\n\n"
-      "usage: bhyt <command> [CONFIG.yaml] [key=value ...] [--flags]\n\n",
-      BHYT_VERSION);
-  for (const Command& c : kCommands) fmt::print("  {:<10} {}\n", c.name, c.summary);
-  fmt::print(
-      "\n  help COMMAND   what a command takes (also: bhyt COMMAND --help)\n"
-      "  --version      version, commit, compiler, backends, devices\n\n"
-      "Data goes to stdout, messages to stderr. Exit codes: 0 done, 1 the work failed, 2 wrong usage or config,\n"
-      "130/143 interrupted after saving.\n");
+void print_help(std::FILE* to) {
+  fmt::print(to,
+             "bhyt {}: train and study Llama-style models under any normalization\n\n"
+             "usage: bhyt <command> [CONFIG.yaml] [key=value ...] [--flags]\n\n",
+             BHYT_VERSION);
+  for (const Command& c : kCommands) fmt::print(to, "  {:<10} {}\n", c.name, c.summary);
+  fmt::print(to,
+             "\n  help COMMAND   what a command takes (also: bhyt COMMAND --help)\n"
+             "  --version      version, commit, compiler, backends, devices\n\n"
+             "Data goes to stdout, messages to stderr. Exit codes: 0 done, 1 the work failed, 2 wrong usage or config,\n"
+             "130/143 interrupted after saving.\n");
 }
 
 void print_version() {
@@ -59,18 +58,19 @@ const Command& find(const std::string& name) {
     names.emplace_back(c.name);
   }
   const std::string near = schema::nearest(name, names);
-  throw UsageError(fmt::format("unknown command {}{}; bhyt --help lists them all", name, near.empty() ? "" : fmt::format(" (did you mean {}?)", near)));
+  throw UsageError(
+      fmt::format("unknown command {}{}; bhyt --help lists them all", name, near.empty() ? "" : fmt::format(" (did you mean {}?)", near)));
 }
 
 int dispatch(std::vector<std::string> args) {
   if (args.empty()) {
-    print_help();
+    print_help(stderr);
     return 2;
   }
   const std::string first = args.front();
   args.erase(args.begin());
   if (first == "--version" || first == "-V") return print_version(), 0;
-  if (first == "--help" || first == "-h" || (first == "help" && args.empty())) return print_help(), 0;
+  if (first == "--help" || first == "-h" || (first == "help" && args.empty())) return print_help(stdout), 0;
   if (first == "help") return find(args.front()).main({"--help"});
   return find(first).main(args);
 }
@@ -113,7 +113,8 @@ Placement take_placement(const std::vector<std::string>& words, const char* devi
     } else if (key == "threads") {
       const char* end = value.data() + value.size();
       const auto [stop, error] = std::from_chars(value.data(), end, threads);
-      check_usage(value == "auto" || (error == std::errc() && stop == end && threads >= 1), "threads must be auto or a number from 1, got {}", value);
+      check_usage(value == "auto" || (error == std::errc() && stop == end && threads >= 1),
+                  "threads must be auto or a number from 1, got {}", value);
     } else {
       throw UsageError(fmt::format("unknown key {}; expected device, dtype or threads", key));
     }

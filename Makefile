@@ -1,0 +1,67 @@
+# The facade: every goal installs what it needs, can be repeated, and builds with CMake presets underneath.
+#   make build | demo | test | bench | lint | install PREFIX=… | clean          CUDA=auto|on|off   JOBS=N
+SHELL := /bin/bash
+.DEFAULT_GOAL := build
+.PHONY: help deps build demo test bench lint format install clean
+
+CUDA   ?= auto
+JOBS   ?= $(shell nproc)
+PREFIX ?= /usr/local
+
+# auto: the CUDA backend where there is one in the tree, a compiler for it and a GPU to run it on.
+NVCC    := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+KERNELS := $(firstword $(shell find src -name '*.cu'))
+ifeq ($(CUDA),auto)
+  PRESET := $(if $(and $(KERNELS),$(NVCC),$(shell nvidia-smi -L 2>/dev/null)),cuda,release)
+else ifeq ($(CUDA),on)
+  PRESET := cuda
+else ifeq ($(CUDA),off)
+  PRESET := release
+else
+  $(error CUDA must be auto, on or off, got $(CUDA))
+endif
+BUILD := build/$(PRESET)
+
+help:
+	@sed -n '1,2s/^# \?//p' Makefile
+
+deps:
+	@scripts/install_deps.sh build
+
+build: deps
+	@cmake --preset $(PRESET) --log-level=WARNING
+	@cmake --build $(BUILD) -j $(JOBS) --target bhyt
+	@ln -sfn $(PRESET)/bhyt build/bhyt
+
+demo: build
+	@scripts/demo.sh build/bhyt runs/demo
+
+test:
+	@scripts/install_deps.sh test
+	cmake --preset $(PRESET) -DBHYT_WERROR=ON -DBHYT_TESTS=ON
+	cmake --build $(BUILD) -j $(JOBS)
+	@ln -sfn $(PRESET)/bhyt build/bhyt
+ifneq ($(and $(KERNELS),$(NVCC),$(filter release,$(PRESET))),)
+	cmake --preset cuda -DBHYT_WERROR=ON -DBHYT_TESTS=ON
+	cmake --build build/cuda -j $(JOBS)
+endif
+	ctest --test-dir $(BUILD) --output-on-failure
+
+bench: build
+	@scripts/bench.sh build/bhyt
+
+lint:
+	@scripts/install_deps.sh lint
+	@scripts/lint.sh
+
+format:
+	@scripts/install_deps.sh lint
+	@git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' | xargs clang-format-16 -i
+
+install: deps
+	cmake --preset $(PRESET)
+	cmake --build $(BUILD) -j $(JOBS) --target bhyt
+	cmake --install $(BUILD) --prefix $(PREFIX)
+
+clean:
+	rm -rf build
