@@ -27,11 +27,11 @@ struct Method {
   Map map;
   Place place;
   Depth depth;
-  ScaleKind scale;           // the learned scalar per site
-  bool beta, shift, seed;    // further learned parameters: β; σ; SeeDNorm's g and b
-  bool gamma_in_constant;    // C holds mean(γ_attn²)
+  ScaleKind scale;         // the learned scalar per site
+  bool beta, shift, seed;  // further learned parameters: β; σ; SeeDNorm's g and b
+  bool gamma_in_constant;  // C holds mean(γ_attn²)
   End end;
-  bool own_eps;              // eps 1e-6 instead of the model's
+  bool own_eps;  // eps 1e-6 instead of the model's
 };
 
 std::span<const Method> methods();
@@ -52,9 +52,9 @@ struct NormConfig {
   Gain gain = Gain::one;
   Depth depth_gain = Depth::none;
   KappaSchedule kappa_schedule = KappaSchedule::constant;
-  std::int64_t exact_first = 0;            // exact_layers as a number …
-  std::vector<std::int64_t> exact_list;    // … or as a list, counted from 1
-  std::int64_t refresh = 0;                // 0 = auto
+  std::int64_t exact_first = 0;          // exact_layers as a number …
+  std::vector<std::int64_t> exact_list;  // … or as a list, counted from 1
+  std::int64_t refresh = 0;              // 0 = auto
   Correction correction = Correction::none;
   bool gamma_in_constant = false;
   bool stop_gradient = false;
@@ -63,8 +63,8 @@ struct NormConfig {
   std::vector<double> calibration;
   std::int64_t first_layer = 1, last_layer = 0;  // layers: [from, to], 0 = all
   std::string elsewhere = "rmsnorm";
-  std::optional<std::array<double, 3>> alpha;    // attention, MLP, last; empty = auto
-  std::int64_t seq_len = 0;                      // T of c_attn; 0 = unknown
+  std::optional<std::array<double, 3>> alpha;  // attention, MLP, last; empty = auto
+  std::int64_t seq_len = 0;                    // T of c_attn; 0 = unknown
   bool operator==(const NormConfig&) const = default;
 };
 
@@ -73,19 +73,19 @@ struct SitePlan {
   Stat stat = Stat::rms;
   Map map = Map::id;
   float factor = 1, eps = 1e-5f;
-  float gamma0 = 1;                 // initial γ
+  float gamma0 = 1;  // initial γ
   bool beta = false, shift = false, seed = false;
   ScaleKind scale = ScaleKind::none;
-  float scale0 = 1;                 // initial λ or α
+  float scale0 = 1;  // initial λ or α
   bool scale_frozen = false;
 };
 
 // One block: two sites, Peri's output norms, and the approximation where site 2 is given.
 struct BlockPlan {
   SitePlan site1, site2;
-  std::optional<SitePlan> out1, out2;      // on the sublayers' outputs
-  bool has_constant = false;               // the method has a c_attn, used or not (exact layers)
-  bool uses_constant = false;              // site 2 reads C (otherwise C = 0)
+  std::optional<SitePlan> out1, out2;  // on the sublayers' outputs
+  bool has_constant = false;           // the method has a c_attn, used or not (exact layers)
+  bool uses_constant = false;          // site 2 reads C (otherwise C = 0)
   bool gamma_in_constant = false;
   Correction correction = Correction::none;
   float calibration = 1;
@@ -97,7 +97,7 @@ struct NormPlan {
   bool stop_gradient = false;
   double aux_loss = 0;
   std::int64_t aux_every = 1;
-  int approximated = 0;                    // blocks whose site 2 uses the approximation
+  int approximated = 0;  // blocks whose site 2 uses the approximation
 };
 
 // Settles every option for a model of `layers` blocks, width d and model eps. Throws UsageError for what makes no sense.

@@ -36,16 +36,16 @@ struct NormGrads {
 
 // The second site's statistic without looking at its input: s̃² = calibration · (ms·(1 + tilt) + weight·C).
 struct Given {
-  Tensor ms;               // [N] mean of squares of the block's input, kept by site 1
-  Tensor constant;         // [1] C of this layer
-  Tensor tilt, weight;     // [1] learned corrections, or empty (0 and 1)
+  Tensor ms;            // [N] mean of squares of the block's input, kept by site 1
+  Tensor constant;      // [1] C of this layer
+  Tensor tilt, weight;  // [1] learned corrections, or empty (0 and 1)
   float calibration = 1;
-  Tensor dtilt, dweight;   // += in the backward; empty = not wanted
-  Tensor dms;              // [N] written in the backward: what flows back to the block's input; empty = stopped
+  Tensor dtilt, dweight;  // += in the backward; empty = not wanted
+  Tensor dms;             // [N] written in the backward: what flows back to the block's input; empty = stopped
   // Auxiliary loss aux · (log(s̃²+1e-8) − log(rms(x')²+1e-8))² per token, gradient only; needs `exact`, written by the forward.
   float aux = 0;
-  Tensor exact;            // [N] mean of squares of the site's own input; empty when aux is off
-  Tensor aux_loss;         // [1] += Σ (log s̃² − log rms²)² in the forward, without the factor; may be empty
+  Tensor exact;     // [N] mean of squares of the site's own input; empty when aux is off
+  Tensor aux_loss;  // [1] += Σ (log s̃² − log rms²)² in the forward, without the factor; may be empty
 };
 
 struct NormForward {
@@ -58,12 +58,12 @@ struct NormForward {
 };
 
 struct NormBackward {
-  Tensor x;      // [N,C] what the norm saw (the sum)
-  Tensor stats;  // as the forward wrote it
-  Tensor dz;     // [N,C]
-  Tensor dx;     // [N,C]
-  bool accumulate = true;         // dx += instead of dx =
-  Tensor dms;                     // [N] or empty: further gradient with respect to this site's mean of squares (from a given site)
+  Tensor x;                // [N,C] what the norm saw (the sum)
+  Tensor stats;            // as the forward wrote it
+  Tensor dz;               // [N,C]
+  Tensor dx;               // [N,C]
+  bool accumulate = true;  // dx += instead of dx =
+  Tensor dms;              // [N] or empty: further gradient with respect to this site's mean of squares (from a given site)
   const Given* given = nullptr;
 };
 
@@ -73,20 +73,25 @@ void norm_backward(const NormSite& site, const NormGrads& grads, const NormBackw
 // C [1] = c_attn · (factor·scale)² · (gamma ? mean γ² : 1): the constant of the approximation, from the first site.
 void norm_constant(const Tensor& c_attn, const Tensor& scale, float factor, const Tensor& gamma, const Tensor& constant);
 
-// c_attn [1] = ‖W_V W_O‖_F² / (T·d) with grouped heads expanded, by tr((W_V W_Vᵀ)(W_Oᵀ W_O)) head by head.
+// c_attn [1] = ‖W_V W_O‖_F² / (T·d) with grouped heads expanded: heads that share V add up in W_O first (S), then tr((W_V W_Vᵀ)(SᵀS)).
 // wv [K·D,C], wo [C,H·D] as stored ([out,in]).
-void attention_constant(const Tensor& wv, const Tensor& wo, std::int64_t heads, std::int64_t kv_heads, std::int64_t seq_len, const Tensor& c_attn);
+void attention_constant(const Tensor& wv, const Tensor& wo, std::int64_t heads, std::int64_t kv_heads, std::int64_t seq_len,
+                        const Tensor& c_attn);
 
 // out fp32 [4]: token means of ‖x‖₂, of |x|, of the centred variance over features, of the mean square. x [N,C].
 void row_moments(const Tensor& x, const Tensor& out);
 
 namespace cpu {
+void attention_constant(const Tensor& wv, const Tensor& wo, std::int64_t heads, std::int64_t kv_heads, std::int64_t seq_len,
+                        const Tensor& c_attn);
 void norm(const NormSite& site, const NormForward& call);
 void norm_backward(const NormSite& site, const NormGrads& grads, const NormBackward& call);
 void norm_constant(const Tensor& c_attn, const Tensor& scale, float factor, const Tensor& gamma, const Tensor& constant);
 void row_moments(const Tensor& x, const Tensor& out);
 }  // namespace cpu
 namespace cuda {
+void attention_constant(const Tensor& wv, const Tensor& wo, std::int64_t heads, std::int64_t kv_heads, std::int64_t seq_len,
+                        const Tensor& c_attn);
 void norm(const NormSite& site, const NormForward& call);
 void norm_backward(const NormSite& site, const NormGrads& grads, const NormBackward& call);
 void norm_constant(const Tensor& c_attn, const Tensor& scale, float factor, const Tensor& gamma, const Tensor& constant);

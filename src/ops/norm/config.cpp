@@ -1,0 +1,132 @@
+#include "ops/norm/config.h"
+
+namespace bhyt {
+
+namespace {
+
+using schema::Json;
+
+const schema::Names<Gain> kGains = {{"one", Gain::one}, {"unit", Gain::unit}};
+const schema::Names<Depth> kDepths = {{"none", Depth::none}, {"inv_sqrt", Depth::inv_sqrt}};
+const schema::Names<KappaSchedule> kSchedules = {{"constant", KappaSchedule::constant},
+                                                 {"decay", KappaSchedule::decay},
+                                                 {"grow", KappaSchedule::grow},
+                                                 {"mild_grow", KappaSchedule::mild_grow}};
+const schema::Names<Correction> kCorrections = {
+    {"none", Correction::none}, {"beta", Correction::beta}, {"eta", Correction::eta}, {"residual_aware", Correction::residual_aware}};
+
+template <std::size_t N>
+std::array<double, N> read_numbers(const Json& j, const std::string& key, schema::Range range) {
+  if (!j.is_array() || j.size() != N) schema::wrong(key, fmt::format("a list of {} numbers", N), j);
+  std::array<double, N> out{};
+  for (std::size_t i = 0; i < N; ++i) out[i] = schema::Reader::as_number(fmt::format("{}[{}]", key, i), j[i], range);
+  return out;
+}
+
+std::vector<double> read_list(const Json& j, const std::string& key, schema::Range range) {
+  if (!j.is_array()) schema::wrong(key, "a list of numbers", j);
+  std::vector<double> out;
+  for (std::size_t i = 0; i < j.size(); ++i) out.push_back(schema::Reader::as_number(fmt::format("{}[{}]", key, i), j[i], range));
+  return out;
+}
+
+void read_exact(NormConfig& c, const Json& j, const std::string& key) {
+  c.exact_first = 0;
+  c.exact_list.clear();
+  if (j.is_array())
+    for (std::size_t i = 0; i < j.size(); ++i)
+      c.exact_list.push_back(schema::Reader::as_integer(fmt::format("{}[{}]", key, i), j[i], {.at_least = 1}));
+  else if (j.is_number())
+    c.exact_first = schema::Reader::as_integer(key, j, {.at_least = 0});
+  else
+    schema::wrong(key, "a number or a list of layers counted from 1", j);
+}
+
+void read_layers(NormConfig& c, const Json& j, const std::string& key) {
+  c.first_layer = 1;
+  c.last_layer = 0;
+  if (j == "all") return;
+  if (!j.is_array() || j.size() != 2) schema::wrong(key, "all, or [from, to] counted from 1", j);
+  c.first_layer = schema::Reader::as_integer(key + "[0]", j[0], {.at_least = 1});
+  c.last_layer = schema::Reader::as_integer(key + "[1]", j[1], {.at_least = 1});
+}
+
+// p and κ say the same thing: only one may be given.
+void read_bound(NormConfig& c, schema::Reader& v) {
+  const Json* p = v.take("p");
+  const Json* kappa = v.take("kappa");
+  if (p && kappa) throw UsageError(fmt::format("{} and {} say the same thing: give one of them", v.full("p"), v.full("kappa")));
+  if (p) c.kappa = 1.0 / std::sqrt(1.0 - schema::Reader::as_number(v.full("p"), *p, {.below = 1, .at_least = 0}));
+  if (kappa) c.kappa = schema::Reader::as_number(v.full("kappa"), *kappa, {.above = 0});
+}
+void read_bound(NormConfig& c, schema::Writer& v) { v.number("kappa", c.kappa, ""); }
+void read_bound(NormConfig& c, schema::Lister& v) {
+  double p = 1.0 - 1.0 / (c.kappa * c.kappa);
+  v.number("p", p, "share of the inputs that the bound covers (Chebyshev); kappa = (1-p)^(-1/2)");
+  v.number("kappa", c.kappa, "or the bound itself");
+}
+
+template <class V>
+void walk(NormConfig& c, V& v) {
+  const schema::Range positive{.above = 0};
+  v.custom(
+      "method", "layernorm rmsnorm rmsnorm_approx rmsnorm_shared lns peri dyt derf seednorm bhyt bhyt_exact bhyt_star",
+      [&](const Json& j, const std::string& key) { c.method = method(schema::Reader::as_text(key, j)).name; },
+      [&] { return Json(c.method); });
+  read_bound(c, v);
+  v.custom(
+      "lambda", "bound of the map's input: attention, MLP",
+      [&](const Json& j, const std::string& key) { c.lambda = read_numbers<2>(j, key, positive); }, [&] { return Json(c.lambda); });
+  v.number("lambda_last", c.lambda_last, "the same for the final norm; 0 = end with RMSNorm", {.at_least = 0});
+  v.boolean("learn_lambda", c.learn_lambda, "learn lambda");
+  v.choice("gain", c.gain, kGains, "initial gamma: 1, or kappa/lambda so that the output starts with unit variance");
+  v.choice("depth_gain", c.depth_gain, kDepths, "initial gamma times 1/sqrt(layer)");
+  v.choice("kappa_schedule", c.kappa_schedule, kSchedules, "kappa over depth");
+  v.custom(
+      "exact_layers", "blocks whose second statistic is exact: the first N, or a list counted from 1",
+      [&](const Json& j, const std::string& key) { read_exact(c, j, key); },
+      [&] { return c.exact_list.empty() ? Json(c.exact_first) : Json(c.exact_list); });
+  v.custom(
+      "refresh", "steps between refreshes of c_attn; auto = clamp(steps/50, 1, 1000)",
+      [&](const Json& j, const std::string& key) { c.refresh = j == "auto" ? 0 : schema::Reader::as_integer(key, j, {.at_least = 1}); },
+      [&] { return c.refresh ? Json(c.refresh) : Json("auto"); });
+  v.choice("correction", c.correction, kCorrections, "learned correction of the approximation");
+  v.boolean("gamma_in_constant", c.gamma_in_constant, "multiply the constant by mean(gamma^2) of the attention norm");
+  v.boolean("stop_gradient", c.stop_gradient, "no gradient from the second site to the block's statistic");
+  v.number("aux_loss", c.aux_loss, "weight of the auxiliary loss on the approximation", {.at_least = 0});
+  v.integer("aux_every", c.aux_every, "steps between applications of the auxiliary loss", {.at_least = 1});
+  v.custom(
+      "calibration", "one factor per layer on the approximated statistic",
+      [&](const Json& j, const std::string& key) { c.calibration = read_list(j, key, positive); }, [&] { return Json(c.calibration); });
+  v.custom(
+      "layers", "where the method stands: all, or [from, to] counted from 1",
+      [&](const Json& j, const std::string& key) { read_layers(c, j, key); },
+      [&] {
+        return c.last_layer ? Json({c.first_layer, c.last_layer}) : Json("all");
+      });
+  v.custom(
+      "elsewhere", "the method of the other layers",
+      [&](const Json& j, const std::string& key) { c.elsewhere = method(schema::Reader::as_text(key, j)).name; },
+      [&] { return Json(c.elsewhere); });
+  v.custom(
+      "alpha", "dyt, derf: initial alpha for attention, MLP, last; auto = by width",
+      [&](const Json& j, const std::string& key) {
+        if (j == "auto")
+          c.alpha.reset();
+        else
+          c.alpha = read_numbers<3>(j, key, positive);
+      },
+      [&] { return c.alpha ? Json(*c.alpha) : Json("auto"); });
+  v.custom(
+      "seq_len", "T of c_attn; follows data.seq_len",
+      [&](const Json& j, const std::string& key) { c.seq_len = schema::Reader::as_integer(key, j, {.at_least = 1}); },
+      [&] { return c.seq_len ? Json(c.seq_len) : Json(Json::value_t::discarded); });
+}
+
+}  // namespace
+
+void fields(NormConfig& c, schema::Reader& v) { walk(c, v); }
+void fields(NormConfig& c, schema::Writer& v) { walk(c, v); }
+void fields(NormConfig& c, schema::Lister& v) { walk(c, v); }
+
+}  // namespace bhyt

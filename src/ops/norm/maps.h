@@ -1,0 +1,52 @@
+// The element-wise maps and the per-token scale, written once: the CPU loop, the CUDA kernel and the tests share them.
+#pragma once
+
+#include "core/math.h"
+#include "ops/norm/norm.h"
+
+namespace bhyt {
+
+// value(u) and its derivative, given both u and y = value(u): backward keeps neither.
+struct IdMap {
+  template <class T>
+  BHYT_BOTH static T value(T u) {
+    return u;
+  }
+  template <class T>
+  BHYT_BOTH static T slope(T, T) {
+    return T(1);
+  }
+};
+struct TanhMap {
+  template <class T>
+  BHYT_BOTH static T value(T u) {
+    return fast_tanh(u);
+  }
+  template <class T>
+  BHYT_BOTH static T slope(T, T y) {
+    return T(1) - y * y;
+  }
+};
+struct ErfMap {
+  template <class T>
+  BHYT_BOTH static T value(T u) {
+    return fast_erf(u);
+  }
+  template <class T>
+  BHYT_BOTH static T slope(T u, T) {
+    return T(1.1283791670955126) * fast_exp(-u * u);
+  }
+};
+
+// Runs f(Map{}) with the map's type.
+template <class F>
+decltype(auto) dispatch_map(Map map, F&& f) {
+  switch (map) {
+    case Map::tanh: return f(TanhMap{});
+    case Map::erf: return f(ErfMap{});
+    case Map::id: break;
+  }
+  return f(IdMap{});
+}
+
+}  // namespace bhyt

@@ -1,0 +1,401 @@
+// The norm family on the CPU. A row is brought into a float buffer that stays in the first-level cache; statistics, map and gradients are
+// plain loops over it that the compiler vectorises. Sums over rows are cut into fixed blocks: the bits do not depend on the threads.
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "core/parallel.h"
+#include "ops/norm/maps.h"
+#include "ops/norm/norm.h"
+
+namespace bhyt::cpu {
+
+namespace {
+
+constexpr std::int64_t kBlock = 128;  // rows whose parameter gradients are summed together
+
+float scalar(const Tensor& t, float otherwise) { return t ? *t.as<float>() : otherwise; }
+float* floats(const Tensor& t) { return t ? t.as<float>() : nullptr; }
+
+// What a token's row is multiplied and shifted by: u = a·(x − mean) + shift; unit is a without factor and learned scale.
+struct RowScale {
+  float a, mean, unit;
+};
+
+// Everything a kernel needs of a site, as plain numbers and pointers.
+struct Site {
+  std::int64_t n, c;
+  Stat stat;
+  float k, factor, eps, shift;  // k = factor·scale
+  const float *gamma, *beta, *gate, *direction;
+  const Given* given;
+  float given_constant, given_tilt, given_weight;
+
+  Site(const NormSite& s, const Tensor& x, const Given* g)
+      : n(x.rows()),
+        c(x.cols()),
+        stat(s.stat),
+        k(s.factor * scalar(s.scale, 1)),
+        factor(s.factor),
+        eps(s.eps),
+        shift(scalar(s.shift, 0)),
+        gamma(floats(s.gamma)),
+        beta(floats(s.beta)),
+        gate(floats(s.gate)),
+        direction(floats(s.direction)),
+        given(g),
+        given_constant(g ? scalar(g->constant, 0) : 0),
+        given_tilt(g ? scalar(g->tilt, 0) : 0),
+        given_weight(g ? scalar(g->weight, 1) : 1) {}
+
+  float given_ms(std::int64_t row) const {
+    return given->calibration * (given->ms.as<float>()[row] * (1 + given_tilt) + given_weight * given_constant);
+  }
+  // From the two kept statistics of a row: (mean square or variance, mean).
+  RowScale scale(float s0, float s1, std::int64_t row) const {
+    float unit = 1;
+    switch (stat) {
+      case Stat::none: break;
+      case Stat::rms:
+      case Stat::mean_var: unit = 1 / std::sqrt(s0 + eps); break;
+      case Stat::mean_std: unit = 1 / (std::sqrt(s0 + eps) + factor * std::fabs(s1)); break;
+      case Stat::given: unit = 1 / std::sqrt(given_ms(row) + eps); break;
+    }
+    return {k * unit, stat == Stat::mean_var ? s1 : 0, unit};
+  }
+};
+
+BHYT_CLONES float sum_of(const float* x, std::int64_t c) {
+  float s = 0;
+#pragma omp simd reduction(+ : s)
+  for (std::int64_t j = 0; j < c; ++j) s += x[j];
+  return s;
+}
+BHYT_CLONES float sum_of_squares(const float* x, std::int64_t c, float mean) {
+  float s = 0;
+#pragma omp simd reduction(+ : s)
+  for (std::int64_t j = 0; j < c; ++j) s += (x[j] - mean) * (x[j] - mean);
+  return s;
+}
+BHYT_CLONES float dot(const float* x, const float* y, std::int64_t c) {
+  float s = 0;
+#pragma omp simd reduction(+ : s)
+  for (std::int64_t j = 0; j < c; ++j) s += x[j] * y[j];
+  return s;
+}
+
+BHYT_CLONES void load(const bf16* from, float* to, std::int64_t c) {
+#pragma omp simd
+  for (std::int64_t j = 0; j < c; ++j) to[j] = to_float(from[j]);
+}
+BHYT_CLONES void store(const float* from, bf16* to, std::int64_t c) {
+#pragma omp simd
+  for (std::int64_t j = 0; j < c; ++j) to[j] = to_bf16(from[j]);
+}
+BHYT_CLONES void add_into(const bf16* x, const bf16* y, bf16* sum, float* out, std::int64_t c) {
+#pragma omp simd
+  for (std::int64_t j = 0; j < c; ++j) {
+    sum[j] = to_bf16(to_float(x[j]) + to_float(y[j]));
+    out[j] = to_float(sum[j]);
+  }
+}
+BHYT_CLONES void add_into(const float* x, const float* y, float* sum, float*, std::int64_t c) {
+#pragma omp simd
+  for (std::int64_t j = 0; j < c; ++j) sum[j] = x[j] + y[j];
+}
+
+// A row as floats: fp32 rows are used where they lie, bf16 rows are widened into the buffer.
+const float* row_floats(const float* row, float*, std::int64_t) { return row; }
+const float* row_floats(const bf16* row, float* buffer, std::int64_t c) {
+  load(row, buffer, c);
+  return buffer;
+}
+
+template <class M>
+BHYT_BOTH void map_loop(const float* x, float* z, std::int64_t c, RowScale s, float shift, const float* gamma, const float* beta) {
+  const float offset = shift - s.a * s.mean;
+  if (beta) {
+#pragma omp simd
+    for (std::int64_t j = 0; j < c; ++j) z[j] = gamma[j] * M::value(s.a * x[j] + offset) + beta[j];
+  } else {
+#pragma omp simd
+    for (std::int64_t j = 0; j < c; ++j) z[j] = gamma[j] * M::value(s.a * x[j] + offset);
+  }
+}
+// One function per map, so that each can be cloned for several instruction sets.
+BHYT_CLONES void map_row(IdMap, const float* x, float* z, std::int64_t c, RowScale s, float shift, const float* gamma, const float* beta) {
+  map_loop<IdMap>(x, z, c, s, shift, gamma, beta);
+}
+BHYT_CLONES void map_row(TanhMap, const float* x, float* z, std::int64_t c, RowScale s, float shift, const float* gamma,
+                         const float* beta) {
+  map_loop<TanhMap>(x, z, c, s, shift, gamma, beta);
+}
+BHYT_CLONES void map_row(ErfMap, const float* x, float* z, std::int64_t c, RowScale s, float shift, const float* gamma, const float* beta) {
+  map_loop<ErfMap>(x, z, c, s, shift, gamma, beta);
+}
+BHYT_CLONES void gated_row(const float* x, float* z, std::int64_t c, float a, float t, const float* gamma, const float* gate) {
+#pragma omp simd
+  for (std::int64_t j = 0; j < c; ++j) z[j] = (gamma[j] + t * gate[j]) * (a * x[j]);
+}
+
+// The statistics of one row: (mean square or variance, mean or x·b).
+struct RowStats {
+  float s0 = 0, s1 = 0;
+};
+RowStats row_stats(const Site& s, const float* x) {
+  const float inv = 1.0f / static_cast<float>(s.c);
+  switch (s.stat) {
+    case Stat::none:
+    case Stat::given: return {};
+    case Stat::rms: return {sum_of_squares(x, s.c, 0) * inv, s.gate ? dot(x, s.direction, s.c) : 0};
+    case Stat::mean_var:
+    case Stat::mean_std: {
+      const float mean = sum_of(x, s.c) * inv;
+      return {sum_of_squares(x, s.c, mean) * inv, mean};
+    }
+  }
+  return {};
+}
+
+template <class T, class M>
+void forward_rows(const Site& s, const NormForward& call, std::int64_t begin, std::int64_t end, double& aux) {
+  std::vector<float> buffer(static_cast<std::size_t>(2 * s.c));
+  float *wide = buffer.data(), *out = wide + s.c;
+  float* stats = floats(call.stats);
+  for (std::int64_t i = begin; i < end; ++i) {
+    const T* x = call.x.as<T>() + i * call.x.ld;
+    const float* v;
+    if (call.add) {
+      T* sum = call.sum.as<T>() + i * call.sum.ld;
+      add_into(x, call.add.as<T>() + i * call.add.ld, sum, wide, s.c);
+      v = std::is_same_v<T, float> ? reinterpret_cast<const float*>(sum) : wide;
+    } else {
+      v = row_floats(x, wide, s.c);
+    }
+    const RowStats r = row_stats(s, v);
+    if (stats && s.stat != Stat::given && s.stat != Stat::none) stats[i] = r.s0, stats[s.n + i] = r.s1;
+    if (s.given && s.given->aux != 0) {
+      const float exact = sum_of_squares(v, s.c, 0) / static_cast<float>(s.c);
+      s.given->exact.as<float>()[i] = exact;
+      const double gap = std::log(s.given_ms(i) + 1e-8) - std::log(exact + 1e-8);
+      aux += gap * gap;
+    }
+    const RowScale scale = s.scale(r.s0, r.s1, i);
+    T* z = call.z.as<T>() + i * call.z.ld;
+    float* to = std::is_same_v<T, float> ? reinterpret_cast<float*>(z) : out;
+    if (s.gate)
+      gated_row(v, to, s.c, scale.a, std::tanh(r.s1), s.gamma, s.gate);
+    else
+      map_row(M{}, v, to, s.c, scale, s.shift, s.gamma, s.beta);
+    if constexpr (!std::is_same_v<T, float>) store(to, z, s.c);
+  }
+}
+
+// Per-row sums of the backward: Σ du·(x−mean), Σ du.
+struct RowSums {
+  float s1 = 0, s0 = 0;
+};
+
+// du = γ·dz·f'(u) into du; γ's and β's gradients into dgamma and dbeta.
+template <class M>
+BHYT_BOTH RowSums slope_loop(const float* x, const float* dz, float* du, std::int64_t c, RowScale s, float shift, const float* gamma,
+                             float* dgamma, float* dbeta) {
+  float s1 = 0, s0 = 0;
+  const float offset = shift - s.a * s.mean;
+#pragma omp simd reduction(+ : s1, s0)
+  for (std::int64_t j = 0; j < c; ++j) {
+    const float u = s.a * x[j] + offset, y = M::value(u), g = gamma[j] * dz[j] * M::slope(u, y);
+    du[j] = g;
+    dgamma[j] += dz[j] * y;
+    s1 += g * (x[j] - s.mean);
+    s0 += g;
+  }
+  if (dbeta) {
+#pragma omp simd
+    for (std::int64_t j = 0; j < c; ++j) dbeta[j] += dz[j];
+  }
+  return {s1, s0};
+}
+BHYT_CLONES RowSums slope_row(IdMap, const float* x, const float* dz, float* du, std::int64_t c, RowScale s, float shift,
+                              const float* gamma, float* dgamma, float* dbeta) {
+  return slope_loop<IdMap>(x, dz, du, c, s, shift, gamma, dgamma, dbeta);
+}
+BHYT_CLONES RowSums slope_row(TanhMap, const float* x, const float* dz, float* du, std::int64_t c, RowScale s, float shift,
+                              const float* gamma, float* dgamma, float* dbeta) {
+  return slope_loop<TanhMap>(x, dz, du, c, s, shift, gamma, dgamma, dbeta);
+}
+BHYT_CLONES RowSums slope_row(ErfMap, const float* x, const float* dz, float* du, std::int64_t c, RowScale s, float shift,
+                              const float* gamma, float* dgamma, float* dbeta) {
+  return slope_loop<ErfMap>(x, dz, du, c, s, shift, gamma, dgamma, dbeta);
+}
+
+// SeeDNorm: z = (γ + t·g) ⊙ u, u = a·x, t = tanh(x·b). Returns Σ du·x, and in s0 the gradient of t.
+BHYT_CLONES RowSums gated_slope_row(const float* x, const float* dz, float* du, std::int64_t c, float a, float t, const float* gamma,
+                                    const float* gate, float* dgamma, float* dgate) {
+  float s1 = 0, dt = 0;
+#pragma omp simd reduction(+ : s1, dt)
+  for (std::int64_t j = 0; j < c; ++j) {
+    const float y = a * x[j], g = (gamma[j] + t * gate[j]) * dz[j], w = dz[j] * y;
+    du[j] = g;
+    dgamma[j] += w;
+    dgate[j] += t * w;
+    dt += w * gate[j];
+    s1 += g * x[j];
+  }
+  return {s1, dt};
+}
+BHYT_CLONES void axpy(float a, const float* x, float* y, std::int64_t c) {
+#pragma omp simd
+  for (std::int64_t j = 0; j < c; ++j) y[j] += a * x[j];
+}
+
+// dx (+)= a·du + slope·x + level.
+BHYT_CLONES void input_row(const float* du, const float* x, std::int64_t c, float a, float slope, float level, bool accumulate, float* dx) {
+  if (accumulate) {
+#pragma omp simd
+    for (std::int64_t j = 0; j < c; ++j) dx[j] += a * du[j] + slope * x[j] + level;
+  } else {
+#pragma omp simd
+    for (std::int64_t j = 0; j < c; ++j) dx[j] = a * du[j] + slope * x[j] + level;
+  }
+}
+BHYT_CLONES void input_row(const float* du, const float* x, std::int64_t c, float a, float slope, float level, bool accumulate, bf16* dx) {
+  if (accumulate) {
+#pragma omp simd
+    for (std::int64_t j = 0; j < c; ++j) dx[j] = to_bf16(to_float(dx[j]) + a * du[j] + slope * x[j] + level);
+  } else {
+#pragma omp simd
+    for (std::int64_t j = 0; j < c; ++j) dx[j] = to_bf16(a * du[j] + slope * x[j] + level);
+  }
+}
+
+// The sums over rows that one block of rows collects.
+struct Partial {
+  std::unique_ptr<float[]> columns;  // dγ, dβ, dg, db: [4, C]
+  double scale = 0, shift = 0, tilt = 0, weight = 0;
+};
+
+// How the gradient of a row's scale a (s1 = da) reaches x: dx += slope·x + level; and the scalars' gradients.
+struct Reach {
+  float slope = 0, level = 0;
+};
+Reach statistic_backward(const Site& s, const NormBackward& call, Partial& p, std::int64_t i, float s0, float s1_kept, RowScale r,
+                         RowSums sums) {
+  const float inv = 1.0f / static_cast<float>(s.c);
+  p.scale += static_cast<double>(sums.s1) * s.factor * r.unit;
+  p.shift += sums.s0;
+  switch (s.stat) {
+    case Stat::none: return {};
+    case Stat::rms: {
+      float dms = -0.5f * r.a / (s0 + s.eps) * sums.s1;
+      if (call.dms) dms += call.dms.as<float>()[i];
+      return {2 * dms * inv, 0};
+    }
+    case Stat::mean_var: {
+      const float slope = -r.a / (s0 + s.eps) * sums.s1 * inv;
+      return {slope, -slope * r.mean - r.a * sums.s0 * inv};
+    }
+    case Stat::mean_std: {
+      const float sd = std::sqrt(s0 + s.eps), denominator = sd + s.factor * std::fabs(s1_kept), dd = -r.a / denominator * sums.s1;
+      const float slope = dd / sd * inv, sign = s1_kept > 0 ? 1.0f : s1_kept < 0 ? -1.0f : 0.0f;
+      return {slope, -slope * s1_kept + s.factor * sign * dd * inv};
+    }
+    case Stat::given: {
+      const float v = s.given_ms(i);
+      float dv = -0.5f * r.a / (v + s.eps) * sums.s1;
+      if (s.given->aux != 0) {
+        const double exact = s.given->exact.as<float>()[i];
+        dv += static_cast<float>(s.given->aux * 2 * (std::log(v + 1e-8) - std::log(exact + 1e-8)) / (v + 1e-8));
+      }
+      const float dc = dv * s.given->calibration;
+      if (s.given->dms) s.given->dms.as<float>()[i] = dc * (1 + s.given_tilt);
+      p.tilt += static_cast<double>(dc) * s.given->ms.as<float>()[i];
+      p.weight += static_cast<double>(dc) * s.given_constant;
+      return {};
+    }
+  }
+  return {};
+}
+
+template <class T, class M>
+void backward_rows(const Site& s, const NormBackward& call, std::int64_t begin, std::int64_t end, Partial& p) {
+  std::vector<float> buffer(static_cast<std::size_t>(3 * s.c));
+  float *wide_x = buffer.data(), *wide_dz = wide_x + s.c, *du = wide_dz + s.c;
+  p.columns = std::make_unique<float[]>(static_cast<std::size_t>(4 * s.c));
+  float *dgamma = p.columns.get(), *dbeta = s.beta ? dgamma + s.c : nullptr, *dgate = dgamma + 2 * s.c, *ddirection = dgamma + 3 * s.c;
+  const float* stats = floats(call.stats);
+  for (std::int64_t i = begin; i < end; ++i) {
+    const float* x = row_floats(call.x.as<T>() + i * call.x.ld, wide_x, s.c);
+    const float* dz = row_floats(call.dz.as<T>() + i * call.dz.ld, wide_dz, s.c);
+    const float s0 = stats ? stats[i] : 0, s1 = stats ? stats[s.n + i] : 0;
+    const RowScale r = s.scale(s0, s1, i);
+    const float t = s.gate ? std::tanh(s1) : 0;
+    const RowSums sums = s.gate ? gated_slope_row(x, dz, du, s.c, r.a, t, s.gamma, s.gate, dgamma, dgate)
+                                : slope_row(M{}, x, dz, du, s.c, r, s.shift, s.gamma, dgamma, dbeta);
+    const Reach reach = statistic_backward(s, call, p, i, s0, s1, r, sums);
+    T* dx = call.dx.as<T>() + i * call.dx.ld;
+    if (s.gate) {  // x·b reaches every element through b: folded into du, so that dx is rounded once
+      const float dp = sums.s0 * (1 - t * t);
+      axpy(dp / r.a, s.direction, du, s.c);
+      axpy(dp, x, ddirection, s.c);
+    }
+    input_row(du, x, s.c, r.a, reach.slope, reach.level, call.accumulate, dx);
+  }
+}
+
+void add_columns(const std::vector<Partial>& parts, std::int64_t which, std::int64_t c, const Tensor& to) {
+  if (!to) return;
+  float* out = to.as<float>();
+  parallel_for(c, 256, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<float> sum(static_cast<std::size_t>(end - begin));
+    for (const Partial& p : parts) axpy(1, p.columns.get() + which * c + begin, sum.data(), end - begin);
+    axpy(1, sum.data(), out + begin, end - begin);
+  });
+}
+
+void add_scalar(const Tensor& to, double value) {
+  if (to) *to.as<float>() += static_cast<float>(value);
+}
+
+}  // namespace
+
+void norm(const NormSite& site, const NormForward& call) {
+  const Site s(site, call.x, call.given);
+  std::vector<double> aux(static_cast<std::size_t>((s.n + kBlock - 1) / kBlock));
+  parallel_tasks(static_cast<std::int64_t>(aux.size()), [&](std::int64_t b) {
+    dispatch_float(call.x.dtype, [&](auto t) {
+      dispatch_map(site.map, [&](auto m) {
+        forward_rows<decltype(t), decltype(m)>(s, call, b * kBlock, std::min(s.n, (b + 1) * kBlock), aux[static_cast<std::size_t>(b)]);
+      });
+    });
+  });
+  if (call.given && call.given->aux_loss)
+    for (double a : aux) add_scalar(call.given->aux_loss, a);
+}
+
+void norm_backward(const NormSite& site, const NormGrads& grads, const NormBackward& call) {
+  const Site s(site, call.x, call.given);
+  std::vector<Partial> parts(static_cast<std::size_t>((s.n + kBlock - 1) / kBlock));
+  parallel_tasks(static_cast<std::int64_t>(parts.size()), [&](std::int64_t b) {
+    dispatch_float(call.x.dtype, [&](auto t) {
+      dispatch_map(site.map, [&](auto m) {
+        backward_rows<decltype(t), decltype(m)>(s, call, b * kBlock, std::min(s.n, (b + 1) * kBlock), parts[static_cast<std::size_t>(b)]);
+      });
+    });
+  });
+  add_columns(parts, 0, s.c, grads.gamma);
+  add_columns(parts, 1, s.c, grads.beta);
+  add_columns(parts, 2, s.c, grads.gate);
+  add_columns(parts, 3, s.c, grads.direction);
+  Partial total;
+  for (const Partial& p : parts) total.scale += p.scale, total.shift += p.shift, total.tilt += p.tilt, total.weight += p.weight;
+  add_scalar(grads.scale, total.scale);
+  add_scalar(grads.shift, total.shift);
+  if (call.given) {
+    add_scalar(call.given->dtilt, total.tilt);
+    add_scalar(call.given->dweight, total.weight);
+  }
+}
+
+}  // namespace bhyt::cpu
