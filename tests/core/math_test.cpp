@@ -1,0 +1,87 @@
+#include "core/math.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <vector>
+
+namespace bhyt {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kTiny = std::numeric_limits<float>::denorm_min();
+
+// Every 1021st float of the line, subnormals and huge ones included.
+template <class F>
+void every_float(F&& f) {
+  for (std::uint64_t u = 0; u < 0x7F800000u; u += 1021) {
+    const float x = detail::float_from_bits(static_cast<std::uint32_t>(u));
+    f(x);
+    f(-x);
+  }
+}
+
+// The largest error of `fast` relative to max(|exact|, floor).
+template <class Fast, class Exact>
+double worst(Fast&& fast, Exact&& exact, double floor) {
+  double worst = 0;
+  every_float([&](float x) {
+    const double e = exact(static_cast<double>(x)), y = fast(x);
+    if (e == y) return;
+    const double error = std::fabs(y - e) / std::max(std::fabs(e), floor);
+    if (!(error <= worst)) worst = error;
+  });
+  return worst;
+}
+
+TEST(Math, Exp) {
+  const auto exact = [](double x) { return static_cast<double>(static_cast<float>(std::exp(x))); };
+  EXPECT_LE(worst([](float x) { return fast_exp(x); }, exact, 1.2e-38), 2.0e-7);
+  EXPECT_EQ(fast_exp(0.0f), 1.0f);
+  EXPECT_EQ(fast_exp(-kInf), 0.0f);
+  EXPECT_EQ(fast_exp(kInf), kInf);
+  EXPECT_EQ(fast_exp(-3e38f), 0.0f);
+  EXPECT_TRUE(std::isnan(fast_exp(kNan)));
+  EXPECT_EQ(fast_exp(88.722839f), std::exp(88.722839f));  // the largest finite result
+  EXPECT_EQ(fast_exp(-103.0f), std::exp(-103.0f));        // the smallest subnormal
+}
+
+TEST(Math, Sigmoid) {
+  EXPECT_LE(worst([](float x) { return sigmoid(x); }, [](double x) { return sigmoid(x); }, 1e-30), 4e-7);
+  EXPECT_EQ(sigmoid(0.0f), 0.5f);
+  EXPECT_EQ(sigmoid(-kInf), 0.0f);
+  EXPECT_EQ(sigmoid(kInf), 1.0f);
+  EXPECT_TRUE(std::isnan(sigmoid(kNan)));
+}
+
+// Relative error, so small arguments are held to it too; odd, bounded by 1, saturating.
+void check_bounded(float (*fast)(float), double (*exact)(double), double slope, float limit) {
+  EXPECT_LE(worst(fast, exact, 1e-37), 4e-7);
+  int not_odd = 0, too_large = 0, not_saturated = 0;
+  every_float([&](float x) {
+    not_odd += fast(-x) != -fast(x);
+    too_large += std::fabs(fast(x)) > 1.0f;
+    not_saturated += x >= limit && fast(x) != 1.0f;
+  });
+  EXPECT_EQ(not_odd, 0);
+  EXPECT_EQ(too_large, 0);
+  EXPECT_EQ(not_saturated, 0);
+  EXPECT_EQ(fast(0.0f), 0.0f);
+  EXPECT_EQ(std::signbit(fast(-0.0f)), true);
+  EXPECT_EQ(fast(kTiny), static_cast<float>(slope * kTiny));
+  EXPECT_EQ(fast(kInf), 1.0f);
+  EXPECT_EQ(fast(-kInf), -1.0f);
+  EXPECT_TRUE(std::isnan(fast(kNan)));
+}
+
+TEST(Math, Tanh) {
+  check_bounded([](float x) { return fast_tanh(x); }, [](double x) { return fast_tanh(x); }, 1.0, 9.75f);
+}
+
+TEST(Math, Erf) {
+  check_bounded([](float x) { return fast_erf(x); }, [](double x) { return fast_erf(x); }, 1.1283791670955126, 4.1f);
+}
+
+}  // namespace
+}  // namespace bhyt
