@@ -21,7 +21,10 @@ namespace bhyt::cli {
 
 namespace {
 
-constexpr Command kCommands[] = {};
+constexpr Command kCommands[] = {
+    {"generate", "continue a prompt with a checkpoint", cmd_generate},
+    {"forward", "logits, loss and gradients of a checkpoint, for comparing implementations", cmd_forward},
+};
 
 // --help was asked for and printed: unwinds to run().
 struct Finished {};

@@ -1,0 +1,127 @@
+// bhyt forward: logits, loss, constants and gradients of a checkpoint, for comparing implementations.
+#include <CLI/CLI.hpp>
+#include <cstring>
+#include <filesystem>
+
+#include "cli/cli.h"
+#include "cli/commands.h"
+#include "core/check.h"
+#include "core/memory.h"
+#include "model/checkpoint.h"
+#include "model/safetensors.h"
+
+namespace bhyt::cli {
+
+namespace {
+
+using Put = std::function<void(const void*, std::size_t)>;
+
+// tokens [B,T+1] from the file, split into inputs and targets on the model's device.
+struct Sample {
+  std::int64_t batch = 0, seq = 0;
+  OwnedTensor inputs, targets;  // int32 [B,T]
+
+  Sample(const SafeTensors& file, std::int64_t vocab, Device device) {
+    const SafeTensor& t = file.at("tokens");
+    check(t.dtype == "I64" && t.shape.size() == 2 && t.shape[0] > 0 && t.shape[1] > 1,
+          "{}: expected tokens I64 [B, T+1] with T > 0, got {} of rank {}", file.path().string(), t.dtype, t.shape.size());
+    batch = t.shape[0];
+    seq = t.shape[1] - 1;
+    std::vector<std::int32_t> in, next;
+    const char* data = static_cast<const char*>(t.data);
+    for (std::int64_t i = 0; i < t.size(); ++i) {
+      std::int64_t id;
+      std::memcpy(&id, data + 8 * i, 8);  // the mapping need not be aligned
+      check(id >= 0 && id < vocab, "{}: expected token ids below the vocabulary of {}, got {} at {}", file.path().string(), vocab, id, i);
+      if (i % (seq + 1) != seq) in.push_back(static_cast<std::int32_t>(id));
+      if (i % (seq + 1) != 0) next.push_back(static_cast<std::int32_t>(id));
+    }
+    for (auto [ids, tensor] : {std::pair{&in, &inputs}, {&next, &targets}}) {
+      *tensor = OwnedTensor(device, DType::i32, {batch, seq});
+      device_copy(device, tensor->t.data, Device::cpu(), ids->data(), tensor->t.bytes());
+    }
+  }
+};
+
+std::vector<float> on_host(const Tensor& t) {
+  std::vector<float> host(static_cast<std::size_t>(t.size()));
+  device_copy(Device::cpu(), host.data(), t.device, t.data, t.bytes());
+  return host;
+}
+
+SafeTensorOut whole(std::string name, std::vector<std::int64_t> shape, std::function<std::vector<float>()> values) {
+  return {std::move(name), "F32", std::move(shape), [values = std::move(values)](const Put& put) {
+            const std::vector<float> v = values();
+            put(v.data(), v.size() * sizeof(float));
+          }};
+}
+
+// The logits are made and written a few rows at a time: a large vocabulary never exists whole.
+SafeTensorOut logits_of(Model& model, const Sample& s) {
+  const std::int64_t vocab = model.config().vocab;
+  return {"logits", "F32", {s.batch, s.seq, vocab}, [&model, rows = s.batch * s.seq, vocab](const Put& put) {
+            const std::int64_t piece = std::min<std::int64_t>(rows, 64);
+            OwnedTensor some(model.device(), DType::f32, {piece, vocab});
+            for (std::int64_t at = 0; at < rows; at += piece) {
+              const Tensor part = some.t.row_slice(0, std::min(piece, rows - at));
+              model.logits(at, part.rows(), part);
+              const std::vector<float> host = on_host(part);
+              put(host.data(), host.size() * sizeof(float));
+            }
+          }};
+}
+
+void run_forward(const std::string& dir, const std::string& tokens, const std::string& out, bool grads, const Placement& where) {
+  const auto model = load_model(dir, where.device, where.dtype);
+  const Sample sample(SafeTensors(tokens), model->config().vocab, where.device);
+  const std::int64_t n = sample.batch * sample.seq;
+  const Batch batch{.batch = sample.batch, .seq = sample.seq, .tokens = sample.inputs, .targets = sample.targets};
+  const OwnedTensor loss(where.device, DType::f32, {1});
+  OwnedTensor gradients;
+  zero(loss);
+  model->prepare(sample.batch, sample.seq, grads);
+  if (grads) {
+    gradients = OwnedTensor(where.device, DType::f32, {model->parameters().arena_size()});
+    zero(gradients);
+    model->forward_backward(
+        batch, {.gradients = gradients, .loss = loss, .scale = 1.0f / static_cast<float>(n), .tokens_in_step = static_cast<double>(n)});
+  } else {
+    model->score(batch, {.loss = loss});
+  }
+
+  std::vector<SafeTensorOut> tensors;
+  tensors.push_back(whole("loss", {1}, [&] { return std::vector{on_host(loss)[0] / static_cast<float>(n)}; }));
+  const auto& blocks = model->norms().blocks;
+  for (std::size_t i = 0; i < blocks.size(); ++i)
+    if (blocks[i].has_constant)
+      tensors.push_back(whole(fmt::format("c_attn.{}", i), {1}, [&model, i] { return std::vector{on_host(model->constants())[i]}; }));
+  if (grads)
+    for (const Parameter& p : model->parameters().list())
+      if (!p.frozen)
+        tensors.push_back(whole("grad." + p.name, p.shape, [&] { return on_host(model->parameters().in_arena(gradients, p)); }));
+  model->forward(batch);
+  tensors.push_back(logits_of(*model, sample));
+
+  const std::string beside = out + ".partial";
+  write_safetensors(beside, std::move(tensors));
+  std::filesystem::rename(beside, out);
+}
+
+}  // namespace
+
+int cmd_forward(const Args& args) {
+  CLI::App app("Logits, loss and gradients of a checkpoint, for comparing implementations", "bhyt forward");
+  std::string model, tokens, out;
+  bool grads = false;
+  std::vector<std::string> words;
+  app.add_option("--model", model, "checkpoint folder")->required();
+  app.add_option("--tokens", tokens, "safetensors file with `tokens`, int64 [B, T+1]")->required();
+  app.add_option("--out", out, "safetensors file to write: logits, loss, c_attn.<layer>, grad.<parameter>")->required();
+  app.add_flag("--grads", grads, "write the gradient of every parameter too");
+  app.add_option("key=value", words, "device=cpu|cuda[:N] (cpu), dtype=fp32|bf16 (fp32), threads=N");
+  parse(app, args);
+  run_forward(model, tokens, out, grads, take_placement(words));
+  return 0;
+}
+
+}  // namespace bhyt::cli

@@ -1,0 +1,129 @@
+// bhyt generate: continue a prompt.
+#include "generate/generate.h"
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "cli/cli.h"
+#include "cli/commands.h"
+#include "core/check.h"
+#include "core/log.h"
+#include "model/checkpoint.h"
+#include "text/tokenizer.h"
+
+namespace bhyt::cli {
+
+namespace {
+
+struct Options {
+  std::string model, tokenizer, prompt, prompt_file;
+  bool ids = false, ignore_eos = false, json = false;
+  GenerateOptions generate;
+  std::vector<std::string> words;
+};
+
+std::string read_all(std::istream& in) { return {std::istreambuf_iterator<char>(in), {}}; }
+
+std::string read_prompt(const CLI::App& app, const Options& o) {
+  if (app.count("--prompt")) return o.prompt;
+  if (!app.count("--prompt-file")) return read_all(std::cin);
+  std::ifstream in(o.prompt_file, std::ios::binary);
+  check(in.good(), "cannot read {}", o.prompt_file);
+  return read_all(in);
+}
+
+// "5 17 3", "5,17,3" or "[5, 17, 3]".
+std::vector<TokenId> parse_ids(const std::string& text) {
+  std::vector<TokenId> ids;
+  std::size_t at = 0;
+  while ((at = text.find_first_not_of(" \t\r\n,[]", at)) != std::string::npos) {
+    const std::size_t end = std::min(text.find_first_of(" \t\r\n,[]", at), text.size());
+    TokenId id = 0;
+    const auto [stop, error] = std::from_chars(text.data() + at, text.data() + end, id);
+    check_usage(error == std::errc() && stop == text.data() + end && id >= 0, "a prompt of ids holds numbers from 0, got {}",
+                text.substr(at, end - at));
+    ids.push_back(id);
+    at = end;
+  }
+  return ids;
+}
+
+void print_json(const Generated& g, std::size_t prompt_tokens, const Tokenizer* tokenizer) {
+  nlohmann::ordered_json j{{"prompt_tokens", prompt_tokens}, {"ids", g.ids}};
+  if (tokenizer) j["text"] = tokenizer->decode(g.ids);
+  j["finish_reason"] = g.stopped ? "stop" : "length";
+  j["prompt_seconds"] = g.prompt_seconds;
+  j["decode_seconds"] = g.decode_seconds;
+  fmt::print("{}\n", j.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+}
+
+void run_ids(Model& model, const std::string& prompt, const Options& o) {
+  const std::vector<TokenId> ids = parse_ids(prompt);
+  const Generated g = generate(model, ids, o.generate);
+  if (o.json) return print_json(g, ids.size(), nullptr);
+  fmt::print("{}\n", nlohmann::json(g.ids).dump());
+}
+
+void run_text(Model& model, const std::string& prompt, Options o) {
+  const auto tokenizer = load_tokenizer(o.tokenizer.empty() ? o.model : o.tokenizer);
+  check(tokenizer->vocab_size() <= model.config().vocab, "the tokenizer has {} ids, the model only {}: they do not belong together",
+        tokenizer->vocab_size(), model.config().vocab);
+  std::vector<TokenId> ids = tokenizer->encode(prompt);
+  if (ids.empty()) {
+    // Nothing to continue: start a document.
+    const auto start = tokenizer->bos() ? tokenizer->bos() : tokenizer->end_of_text();
+    check_usage(start.has_value(), "the prompt is empty and the tokenizer has no token that starts a text");
+    ids.push_back(*start);
+  }
+  if (!o.ignore_eos) {
+    o.generate.stops = tokenizer->stops();
+    for (std::int64_t id : model.config().eos) o.generate.stops.push_back(static_cast<TokenId>(id));
+  }
+  Utf8Stream stream;
+  const auto show = [&](TokenId id) {
+    fmt::print("{}", stream.push(tokenizer->piece(id, false)));
+    return std::fflush(stdout) == 0;  // nobody reads any more: stop
+  };
+  const Generated g = o.json ? generate(model, ids, o.generate) : generate(model, ids, o.generate, show);
+  if (o.json) return print_json(g, ids.size(), tokenizer.get());
+  fmt::print("{}\n", stream.rest());
+  if (log::stderr_is_terminal())
+    log::info("{} prompt tokens in {:.2f} s, {} new at {:.1f} tok/s", ids.size(), g.prompt_seconds, g.ids.size(),
+              static_cast<double>(g.ids.size()) / std::max(g.decode_seconds, 1e-9));
+}
+
+}  // namespace
+
+int cmd_generate(const Args& args) {
+  CLI::App app("Continue a prompt with a checkpoint", "bhyt generate");
+  Options o;
+  o.generate.max_tokens = 128;
+  app.add_option("--model", o.model, "checkpoint folder")->required();
+  auto* prompt = app.add_option("--prompt", o.prompt, "the text to continue (otherwise --prompt-file or stdin)");
+  app.add_option("--prompt-file", o.prompt_file, "a file with the text to continue")->excludes(prompt);
+  app.add_option("--tokenizer", o.tokenizer, "tokenizer file or folder (the checkpoint's own)");
+  app.add_flag("--ids", o.ids, "the prompt is token ids (\"5 17 3\" or \"5,17,3\"); prints only the new ids, as one JSON array");
+  app.add_option("--max-tokens", o.generate.max_tokens, "how many new tokens at most")->capture_default_str();
+  app.add_option("--temperature", o.generate.sampler.temperature, "0 = always the likeliest token")->capture_default_str();
+  app.add_option("--top-k", o.generate.sampler.top_k, "draw from the k likeliest only (0 = all)")->capture_default_str();
+  app.add_option("--top-p", o.generate.sampler.top_p, "draw from the likeliest that reach probability p")->capture_default_str();
+  app.add_option("--seed", o.generate.sampler.seed, "of the draws")->capture_default_str();
+  app.add_flag("--ignore-eos", o.ignore_eos, "go on after the end-of-text token");
+  app.add_flag("--json", o.json, "one JSON object: ids, text, finish_reason, times");
+  app.add_option("key=value", o.words, "device=auto|cpu|cuda[:N] (auto), dtype=fp32|bf16 (fp32), threads=N");
+  parse(app, args);
+  const Placement where = take_placement(o.words, "auto");
+  const auto model = load_model(o.model, where.device, where.dtype);
+  const std::string text = read_prompt(app, o);
+  if (o.ids)
+    run_ids(*model, text, o);
+  else
+    run_text(*model, text, o);
+  return 0;
+}
+
+}  // namespace bhyt::cli

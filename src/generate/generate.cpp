@@ -1,0 +1,73 @@
+#include "generate/generate.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "core/check.h"
+
+namespace bhyt {
+
+namespace {
+
+constexpr std::int64_t kPromptPiece = 256;  // bounds the activations of a long prompt
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// Bytes of the sequence that a lead byte opens; 1 for whatever cannot open one.
+std::size_t sequence_length(unsigned char lead) {
+  return lead >= 0xF0 && lead < 0xF5 ? 4 : lead >= 0xE0 && lead < 0xF0 ? 3 : lead >= 0xC2 && lead < 0xE0 ? 2 : 1;
+}
+
+}  // namespace
+
+Generated generate(Model& model, const std::vector<std::int32_t>& prompt, const GenerateOptions& options,
+                   const std::function<bool(std::int32_t)>& emit) {
+  check_usage(!prompt.empty(), "the prompt is empty: give at least one token");
+  check_usage(options.max_tokens >= 0, "max-tokens must be at least 0, got {}", options.max_tokens);
+  const std::int64_t vocab = model.config().vocab;
+  for (std::int32_t id : prompt)
+    check_usage(id >= 0 && id < vocab, "token id {} of the prompt is not below the model's vocabulary of {}", id, vocab);
+
+  Generated out;
+  if (options.max_tokens == 0) return out;
+  Sampler sampler(options.sampler);
+  const auto length = static_cast<std::int64_t>(prompt.size());
+  auto cache = model.make_cache(length + options.max_tokens);
+  std::vector<float> logits;
+  const double start = now();
+  for (std::int64_t at = 0; at < length; at += kPromptPiece)
+    model.decode(*cache, prompt.data() + at, std::min(kPromptPiece, length - at), logits);
+  const double prompted = now();
+  out.prompt_seconds = prompted - start;
+  for (;;) {
+    const std::int32_t id = sampler.next(logits);
+    if (std::find(options.stops.begin(), options.stops.end(), id) != options.stops.end()) {
+      out.stopped = true;
+      break;
+    }
+    out.ids.push_back(id);
+    if ((emit && !emit(id)) || static_cast<std::int64_t>(out.ids.size()) == options.max_tokens) break;
+    model.decode(*cache, &id, 1, logits);
+  }
+  out.decode_seconds = now() - prompted;
+  return out;
+}
+
+std::string Utf8Stream::push(std::string_view bytes) {
+  held_ += bytes;
+  // Only the last three bytes can belong to an unfinished sequence: find its lead byte and see whether enough follows.
+  std::size_t whole = held_.size();
+  for (std::size_t back = 1; back <= std::min<std::size_t>(3, held_.size()); ++back) {
+    const auto byte = static_cast<unsigned char>(held_[held_.size() - back]);
+    if ((byte & 0xC0) == 0x80) continue;
+    if (sequence_length(byte) > back) whole = held_.size() - back;
+    break;
+  }
+  std::string ready = held_.substr(0, whole);
+  held_.erase(0, whole);
+  return ready;
+}
+
+std::string Utf8Stream::rest() { return std::exchange(held_, {}); }
+
+}  // namespace bhyt
