@@ -21,25 +21,29 @@ struct Device {
 
 // "cpu", "cuda:0".
 std::string name_of(Device d);
-// "auto" (the first GPU, or the CPU without one), "cpu", "cuda", "cuda:N". UsageError that names `key` otherwise, or when there is no such GPU.
+// "auto" (the first GPU, or the CPU without one), "cpu", "cuda", "cuda:N". UsageError that names `key` otherwise, or when there is no such
+// GPU.
 Device parse_device(const std::string& text, const std::string& key = "run.device");
 
 void* device_alloc(Device d, std::size_t bytes);  // 256-byte aligned; says what was asked and what is free when it fails
 void device_free(Device d, void* p) noexcept;
 void device_copy(Device to, void* dst, Device from, const void* src, std::size_t bytes);  // in stream order; to the host: waits
+void device_copy_2d(Device d, void* dst, std::size_t dst_pitch, const void* src, std::size_t src_pitch, std::size_t row_bytes,
+                    std::size_t rows);
 void device_zero(Device d, void* p, std::size_t bytes);
 void device_synchronize(Device d);
 
 // The CUDA backend behind these and behind the operations (core/no_cuda.cpp when it is not built in).
 namespace cuda {
-bool built();                        // compiled in
-int device_count();                  // 0 without a driver
-std::string describe(int index);     // "NVIDIA H200"
+bool built();                     // compiled in
+int device_count();               // 0 without a driver
+std::string describe(int index);  // "NVIDIA H200"
 std::size_t free_bytes(int index);
 std::size_t total_bytes(int index);
 void* alloc(int index, std::size_t bytes);
 void free(int index, void* p) noexcept;
 void copy(Device to, void* dst, Device from, const void* src, std::size_t bytes);
+void copy_2d(int index, void* dst, std::size_t dst_pitch, const void* src, std::size_t src_pitch, std::size_t row_bytes, std::size_t rows);
 void zero(int index, void* p, std::size_t bytes);
 void synchronize(int index);
 }  // namespace cuda

@@ -30,6 +30,13 @@ void device_copy(Device to, void* dst, Device from, const void* src, std::size_t
     std::memcpy(dst, src, bytes);
 }
 
+void device_copy_2d(Device d, void* dst, std::size_t dst_pitch, const void* src, std::size_t src_pitch, std::size_t row_bytes,
+                    std::size_t rows) {
+  if (d.is_cuda()) return cuda::copy_2d(d.index, dst, dst_pitch, src, src_pitch, row_bytes, rows);
+  for (std::size_t i = 0; i < rows; ++i)
+    std::memcpy(static_cast<char*>(dst) + i * dst_pitch, static_cast<const char*>(src) + i * src_pitch, row_bytes);
+}
+
 void device_zero(Device d, void* p, std::size_t bytes) {
   if (d.is_cuda())
     cuda::zero(d.index, p, bytes);
@@ -56,6 +63,15 @@ void copy(const Tensor& from, const Tensor& to) {
   check(from.dtype == to.dtype && from.size() == to.size(), "[copy] expected {} {}, got {} {}", name_of(to.dtype), shape_string(to),
         name_of(from.dtype), shape_string(from));
   device_copy(to.device, to.data, from.device, from.data, from.bytes());
+}
+
+void copy_rows(const Tensor& from, const Tensor& to) {
+  check(from.dtype == to.dtype && from.rows() == to.rows() && from.cols() == to.cols() && from.device == to.device,
+        "[copy_rows] expected {} [{}, {}], got {} [{}, {}]", name_of(to.dtype), to.rows(), to.cols(), name_of(from.dtype), from.rows(),
+        from.cols());
+  const std::size_t size = size_of(from.dtype);
+  device_copy_2d(to.device, to.data, static_cast<std::size_t>(to.ld) * size, from.data, static_cast<std::size_t>(from.ld) * size,
+                 static_cast<std::size_t>(from.cols()) * size, static_cast<std::size_t>(from.rows()));
 }
 
 }  // namespace bhyt

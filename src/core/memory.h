@@ -47,7 +47,9 @@ struct OwnedTensor {
   operator const Tensor&() const { return t; }
 };
 
-void zero(const Tensor& t);                        // contiguous
-void copy(const Tensor& from, const Tensor& to);   // same dtype and size, contiguous, any devices
+void zero(const Tensor& t);                       // contiguous
+void copy(const Tensor& from, const Tensor& to);  // same dtype and size, contiguous, any devices
+
+void copy_rows(const Tensor& from, const Tensor& to);  // the same for column slices; one device
 
 }  // namespace bhyt

@@ -16,6 +16,7 @@ std::size_t total_bytes(int) { absent(); }
 void* alloc(int, std::size_t) { absent(); }
 void free(int, void*) noexcept {}
 void copy(Device, void*, Device, const void*, std::size_t) { absent(); }
+void copy_2d(int, void*, std::size_t, const void*, std::size_t, std::size_t, std::size_t) { absent(); }
 void zero(int, void*, std::size_t) { absent(); }
 void synchronize(int) { absent(); }
 

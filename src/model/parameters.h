@@ -13,13 +13,15 @@
 namespace bhyt {
 
 struct Parameter {
-  std::string name;                  // model.layers.0.self_attn.q_proj.weight
-  std::vector<std::int64_t> shape;   // as stored in files; [] is a scalar
-  std::int64_t layer = 0;            // 0 = embedding, 1…L blocks, L+1 = after
-  std::int64_t offset = 0, size = 0; // elements in the fp32 arenas
-  Tensor value;                      // what the model computes with (matrices in the run's type, vectors and scalars in fp32)
+  std::string name;                   // model.layers.0.self_attn.q_proj.weight
+  std::vector<std::int64_t> shape;    // as stored in files; [] is a scalar
+  std::int64_t layer = 0;             // 0 = embedding, 1…L blocks, L+1 = after
+  std::int64_t offset = 0, size = 0;  // elements in the fp32 arenas
+  Tensor value;                       // what the model computes with (matrices in the run's type, vectors and scalars in fp32)
   bool decays = false, frozen = false;
-  double init_std = 0;               // normal; 0: filled with init_value
+  bool joined = false;    // lies right behind the one before it: q,k,v and gate,up are one matrix each
+  bool optional = false;  // a file may lack it (corrections of exact layers): it keeps its initial value
+  double init_std = 0;    // normal; 0: filled with init_value
   double init_value = 0;
 };
 
@@ -31,7 +33,7 @@ class Parameters {
   const std::vector<Parameter>& list() const { return list_; }
   const Parameter* find(const std::string& name) const;
   const Parameter& at(const std::string& name) const;
-  std::int64_t count() const;                 // weights, without padding
+  std::int64_t count() const;  // weights, without padding
   std::int64_t arena_size() const { return arena_size_; }
   Device device() const { return device_; }
   DType type() const { return type_; }
