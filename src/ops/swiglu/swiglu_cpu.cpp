@@ -1,0 +1,75 @@
+#include "core/math.h"
+#include "core/parallel.h"
+#include "ops/swiglu/swiglu.h"
+
+namespace bhyt::cpu {
+
+namespace {
+
+constexpr std::int64_t kPiece = 8192;  // elements of a row that one task takes
+
+template <class T>
+BHYT_BOTH void forward_loop(const T* gate, const T* up, T* h, std::int64_t n) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float g = to_float(gate[i]);
+    h[i] = from_float<T>(g * sigmoid(g) * to_float(up[i]));
+  }
+}
+
+template <class T>
+BHYT_BOTH void backward_loop(const T* gate, const T* up, const T* dh, T* dgate, T* dup, std::int64_t n) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float g = to_float(gate[i]), u = to_float(up[i]), d = to_float(dh[i]), s = sigmoid(g), silu = g * s;
+    dgate[i] = from_float<T>(d * u * (s + silu * (1.0f - s)));
+    dup[i] = from_float<T>(d * silu);
+  }
+}
+
+BHYT_CLONES void forward(const float* gate, const float* up, float* h, std::int64_t n) { forward_loop(gate, up, h, n); }
+BHYT_CLONES void forward(const bf16* gate, const bf16* up, bf16* h, std::int64_t n) { forward_loop(gate, up, h, n); }
+BHYT_CLONES void backward(const float* gate, const float* up, const float* dh, float* dgate, float* dup, std::int64_t n) {
+  backward_loop(gate, up, dh, dgate, dup, n);
+}
+BHYT_CLONES void backward(const bf16* gate, const bf16* up, const bf16* dh, bf16* dgate, bf16* dup, std::int64_t n) {
+  backward_loop(gate, up, dh, dgate, dup, n);
+}
+
+// Calls f(row, first, n) for pieces of rows, several short rows to a task.
+template <class F>
+void for_pieces(std::int64_t rows, std::int64_t cols, F&& f) {
+  const std::int64_t pieces = (cols + kPiece - 1) / kPiece;
+  parallel_for(rows * pieces, std::max<std::int64_t>(1, kPiece / std::max<std::int64_t>(cols, 1)),
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t i = begin; i < end; ++i) {
+                   const std::int64_t first = i % pieces * kPiece;
+                   f(i / pieces, first, std::min(kPiece, cols - first));
+                 }
+               });
+}
+
+}  // namespace
+
+void swiglu(const Tensor& gate_up, const Tensor& h) {
+  dispatch_float(h.dtype, [&]<class T>(T) {
+    const std::int64_t f = h.cols();
+    for_pieces(h.rows(), f, [&](std::int64_t row, std::int64_t first, std::int64_t n) {
+      const T* in = gate_up.as<T>() + row * gate_up.ld + first;
+      forward(in, in + f, h.as<T>() + row * h.ld + first, n);
+    });
+  });
+}
+
+void swiglu_backward(const Tensor& gate_up, const Tensor& dh, const Tensor& dgate_up) {
+  dispatch_float(dh.dtype, [&]<class T>(T) {
+    const std::int64_t f = dh.cols();
+    for_pieces(dh.rows(), f, [&](std::int64_t row, std::int64_t first, std::int64_t n) {
+      const T* in = gate_up.as<T>() + row * gate_up.ld + first;
+      T* out = dgate_up.as<T>() + row * dgate_up.ld + first;
+      backward(in, in + f, dh.as<T>() + row * dh.ld + first, out, out + f, n);
+    });
+  });
+}
+
+}  // namespace bhyt::cpu

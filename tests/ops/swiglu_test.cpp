@@ -1,0 +1,51 @@
+#include "ops/swiglu/swiglu.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "core/error.h"
+#include "tests/ops/case.h"
+
+namespace bhyt::testing {
+namespace {
+
+Case swiglu_case(std::int64_t n, std::int64_t f, double scale = 1, bool in_place = false) {
+  return {.name = fmt::format("{}x{} scale {}{}", n, f, scale, in_place ? " in place" : ""),
+          .inputs = {{"gate_up", {n, 2 * f}, Role::activation, Fill::normal, scale}},
+          .outputs = {{"h", {n, f}}},
+          .reference =
+              [=](Arrays& a, Round) {
+                const auto& x = a["gate_up"];
+                auto& h = a["h"];
+                for (std::int64_t i = 0; i < n * f; ++i) {
+                  const auto at = static_cast<std::size_t>(i / f * 2 * f + i % f);
+                  h[static_cast<std::size_t>(i)] = x[at] / (1 + std::exp(-x[at])) * x[at + static_cast<std::size_t>(f)];
+                }
+              },
+          .forward = [](Context& c) { swiglu(c["gate_up"], c["h"]); },
+          .backward =
+              [=](Context& c) {
+                if (in_place) copy(c["gate_up"], c.grad("gate_up"));
+                swiglu_backward(in_place ? c.grad("gate_up") : c["gate_up"], c.grad("h"), c.grad("gate_up"));
+              }};
+}
+
+std::vector<Case> tests() {
+  std::vector<Case> cases{swiglu_case(5, 33, 30), swiglu_case(3, 257, 1, true), swiglu_case(2, 8192 + 5)};
+  for (const std::int64_t f : {1, 31, 32, 33, 127}) cases.push_back(swiglu_case(7, f));
+  return cases;
+}
+std::vector<Case> benchmarks() { return {swiglu_case(2048, 1408), swiglu_case(1024, 8192)}; }
+
+OP_CASES(Swiglu, tests, benchmarks)
+
+TEST(Swiglu, RefusesWrongShapes) {
+  const OwnedTensor gate_up = make_tensor(Device::cpu(), DType::f32, {2, 6}), h = make_tensor(Device::cpu(), DType::f32, {2, 4});
+  EXPECT_THROW(swiglu(gate_up, h), Error);
+  const OwnedTensor half = make_tensor(Device::cpu(), DType::bf16, {2, 3});
+  EXPECT_THROW(swiglu(gate_up, half), Error);
+}
+
+}  // namespace
+}  // namespace bhyt::testing
