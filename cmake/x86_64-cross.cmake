@@ -1,0 +1,20 @@
+# Toolchain: x86-64 Linux from another architecture, against the packages that scripts/cross_deps.sh unpacked.
+#   cmake -B build/x86_64 -G Ninja --toolchain cmake/x86_64-cross.cmake -DBHYT_GEMM=blis [-DBHYT_CUDA=ON]
+# The programs look for their libraries beside themselves first, so that a folder of them runs on any x86-64 machine.
+set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_SYSTEM_PROCESSOR x86_64)
+set(CMAKE_C_COMPILER x86_64-linux-gnu-gcc)
+set(CMAKE_CXX_COMPILER x86_64-linux-gnu-g++)
+set(CMAKE_LIBRARY_ARCHITECTURE x86_64-linux-gnu)
+get_filename_component(root ${CMAKE_CURRENT_LIST_DIR}/../.deps/x86_64 ABSOLUTE)
+set(CMAKE_FIND_ROOT_PATH ${root}/usr ${root} /usr/x86_64-linux-gnu ${root}/cuda)
+set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
+set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
+set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)
+set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE ONLY)
+set(ENV{PKG_CONFIG_LIBDIR} ${root}/usr/lib/x86_64-linux-gnu/pkgconfig:${root}/usr/share/pkgconfig)
+set(ENV{PKG_CONFIG_SYSROOT_DIR} ${root})
+set(CMAKE_BUILD_RPATH "$ORIGIN")
+set(CMAKE_BUILD_RPATH_USE_ORIGIN ON)
+set(CMAKE_SKIP_BUILD_RPATH OFF)
+set(CMAKE_EXE_LINKER_FLAGS_INIT "-static-libgcc -static-libstdc++ -Wl,-rpath-link,${root}/usr/lib/x86_64-linux-gnu -Wl,--allow-shlib-undefined")
