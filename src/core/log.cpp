@@ -44,6 +44,17 @@ void write(Level level, const std::string& text) {
   }
 }
 
+void status(const std::string& text) {
+  if (quiet) return;
+  std::lock_guard lock(mutex);
+  line_open = stderr_is_terminal();
+  if (line_open)
+    fmt::print(stderr, "\r\033[K{}", text);
+  else
+    fmt::print(stderr, "{}\n", text);
+  std::fflush(stderr);
+}
+
 void open_file(const std::string& path) {
   close_file();
   std::lock_guard lock(mutex);

@@ -23,6 +23,9 @@ void warning(fmt::format_string<Args...> f, Args&&... args) {
   write(Level::warning, fmt::format(f, std::forward<Args>(args)...));
 }
 
+// A line about the state of things: redrawn on a terminal, a plain line elsewhere; never in the log file.
+void status(const std::string& text);
+
 // A line that is redrawn on a terminal and thinned to one every ten seconds elsewhere. finish() leaves the last one standing.
 class Progress {
  public:
