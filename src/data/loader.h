@@ -19,17 +19,17 @@ struct DataPart {
 struct LoaderOptions {
   std::vector<DataPart> parts;
   std::int64_t seq_len = 1024;
-  std::int64_t batch = 1;       // rows per batch
+  std::int64_t batch = 1;  // rows per batch
   std::uint64_t seed = 0;
-  bool shuffle = true;          // false: file order (validation)
+  bool shuffle = true;  // false: file order (validation)
   Attend attend = Attend::row;
 };
 
 // One batch on the host. Row r: tokens[r·T + t] is followed by targets[r·T + t].
 struct HostBatch {
   std::int64_t batch = 0, seq = 0;
-  std::vector<std::int32_t> tokens, targets;    // [B,T]
-  std::vector<std::int32_t> positions, first;   // [B,T] with attend: document, else empty
+  std::vector<std::int32_t> tokens, targets;   // [B,T]
+  std::vector<std::int32_t> positions, first;  // [B,T] with attend: document, else empty
 };
 
 class Loader {
@@ -39,9 +39,9 @@ class Loader {
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  std::int64_t rows() const;         // rows of T+1 tokens in one pass over the data
-  std::int64_t batches() const;      // whole batches in one pass, for validation (the last may be short with shuffle off)
-  std::int64_t vocab() const;        // the largest vocabulary any part was packed with
+  std::int64_t rows() const;                    // rows of T+1 tokens in one pass over the data
+  std::int64_t batches() const;                 // whole batches in one pass, for validation (the last may be short with shuffle off)
+  std::int64_t vocab() const;                   // the largest vocabulary any part was packed with
   std::uint64_t tokenizer_fingerprint() const;  // of the parts (all must agree)
 
   // Batch n, from 0, forever: the data is repeated in a new order when it runs out. Thread-safe, O(1) in n.

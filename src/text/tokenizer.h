@@ -30,6 +30,8 @@ class Tokenizer {
   virtual std::optional<TokenId> end_of_text() const = 0; // closes every packed document
   virtual std::vector<TokenId> stops() const = 0;         // ids that end a generation
   virtual std::uint64_t fingerprint() const = 0;          // changes whenever the same text could give other ids
+  // encode(a + b) = encode(a), encode(b) wherever the text is cut (without special): long documents can then be encoded in pieces.
+  virtual bool splits_anywhere() const { return false; }
   // Writes tokenizer.json and its companions into a checkpoint folder.
   virtual void save(const std::filesystem::path& dir) const = 0;
 

@@ -1,0 +1,97 @@
+#include "data/files.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+#include "core/check.h"
+
+namespace bhyt {
+
+MappedFile::MappedFile(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  check(fd >= 0, "cannot open {}: {}", path, std::strerror(errno));
+  struct stat s {};
+  if (::fstat(fd, &s) != 0 || !S_ISREG(s.st_mode)) {
+    ::close(fd);
+    throw Error(fmt::format("cannot read {}: not a regular file", path));
+  }
+  size_ = static_cast<std::size_t>(s.st_size);
+  void* p = size_ ? ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0) : nullptr;
+  const int error = errno;
+  ::close(fd);
+  check(p != MAP_FAILED, "cannot map {}: {}", path, std::strerror(error));
+  data_ = static_cast<const unsigned char*>(p);
+}
+
+MappedFile::~MappedFile() {
+  if (data_) ::munmap(const_cast<unsigned char*>(data_), size_);
+}
+
+OutputFile::OutputFile(const std::string& path) : path_(path) {
+  namespace fs = std::filesystem;
+  static std::atomic<int> serial{0};
+  check(!fs::is_directory(path), "cannot write {}: it is a directory", path);
+  std::error_code ec;
+  if (const fs::path parent = fs::path(path).parent_path(); !parent.empty()) fs::create_directories(parent, ec);
+  check(!ec, "cannot write {}: {}", path, ec.message());
+  temporary_ = fmt::format("{}.tmp.{}.{}", path, ::getpid(), serial++);
+  fd_ = ::open(temporary_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  check(fd_ >= 0, "cannot write {}: {}", path, std::strerror(errno));
+}
+
+OutputFile::~OutputFile() {
+  if (fd_ < 0) return;
+  ::close(fd_);
+  ::unlink(temporary_.c_str());
+}
+
+void OutputFile::failed(const char* doing) const {
+  throw Error(fmt::format("cannot {} {}: {}{}", doing, path_, std::strerror(errno), errno == ENOSPC ? " (nothing was left behind)" : ""));
+}
+
+void OutputFile::write_at(std::uint64_t at, const void* data, std::size_t bytes) {
+  const auto* p = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t n = ::pwrite(fd_, p, bytes, static_cast<off_t>(at));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) failed("write");
+    p += n;
+    at += static_cast<std::uint64_t>(n);
+    bytes -= static_cast<std::size_t>(n);
+  }
+}
+
+void OutputFile::write(const void* data, std::size_t bytes) {
+  write_at(size_, data, bytes);
+  size_ += bytes;
+}
+
+std::size_t OutputFile::read_at(std::uint64_t at, void* data, std::size_t bytes) const {
+  ssize_t n;
+  do n = ::pread(fd_, data, bytes, static_cast<off_t>(at));
+  while (n < 0 && errno == EINTR);
+  if (n < 0) failed("read back");
+  return static_cast<std::size_t>(n);
+}
+
+void OutputFile::commit() {
+  const int fd = fd_;
+  fd_ = -1;
+  // close() reports what a network file system could not store.
+  if (::close(fd) != 0 || std::rename(temporary_.c_str(), path_.c_str()) != 0) {
+    const int error = errno;
+    ::unlink(temporary_.c_str());
+    errno = error;
+    failed("write");
+  }
+}
+
+}  // namespace bhyt

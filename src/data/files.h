@@ -1,0 +1,48 @@
+// The two kinds of file this folder handles by descriptor: one mapped for reading, one that appears whole or not at all.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace bhyt {
+
+class MappedFile {
+ public:
+  explicit MappedFile(const std::string& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  const unsigned char* data() const { return data_; }
+  std::size_t size() const { return size_; }
+
+ private:
+  const unsigned char* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+// Written under another name beside `path`, which commit() gives it; without commit nothing is left behind.
+// Not synced: what is written here can be made again, and a sync would halve the speed of packing.
+class OutputFile {
+ public:
+  explicit OutputFile(const std::string& path);  // makes the folder where there is none
+  ~OutputFile();
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+
+  void write(const void* data, std::size_t bytes);                       // appends
+  void write_at(std::uint64_t at, const void* data, std::size_t bytes);  // does not move the end
+  std::size_t read_at(std::uint64_t at, void* data, std::size_t bytes) const;
+  std::uint64_t size() const { return size_; }
+  const std::string& path() const { return path_; }
+  void commit();
+
+ private:
+  [[noreturn]] void failed(const char* doing) const;
+  std::string path_, temporary_;
+  int fd_ = -1;
+  std::uint64_t size_ = 0;
+};
+
+}  // namespace bhyt
