@@ -1,0 +1,190 @@
+// The product on the CPU: library calls on pieces of c, a memory-bound loop for few rows, or bf16 by way of fp32 panels.
+#include <algorithm>
+
+#include "core/parallel.h"
+#include "core/scratch.h"
+#include "ops/gemm/gemm.h"
+#include "ops/gemm/library.h"
+
+namespace bhyt::cpu {
+
+namespace {
+
+// Panels of the path through fp32: 8 MB at most in a thread, while each converted element is used hundreds of times.
+constexpr std::int64_t kPanelRows = 10 * kCut, kPanelCols = 20 * kCut, kPanelDepth = 1024;
+// Up to here a product by a transposed matrix is bound by reading that matrix, which the libraries would copy first.
+constexpr std::int64_t kFewRows = 4;
+
+BHYT_CLONES void widen(const bf16* in, float* out, std::int64_t n) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < n; ++i) out[i] = to_float(in[i]);
+}
+
+BHYT_CLONES void narrow(const float* in, bf16* out, std::int64_t n) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < n; ++i) out[i] = to_bf16(in[i]);
+}
+
+// The size of the pieces when n is cut into `pieces` of equal size up to kCut.
+std::int64_t piece(std::int64_t n, std::int64_t pieces) { return ((n + pieces - 1) / pieces + kCut - 1) / kCut * kCut; }
+std::int64_t piece_within(std::int64_t n, std::int64_t limit) { return piece(n, (n + limit - 1) / limit); }
+
+// Rows [i, i + m) and columns [j, j + n) of the result.
+template <class In, class Out>
+Product<In, Out> part(const Product<In, Out>& p, std::int64_t i, std::int64_t m, std::int64_t j, std::int64_t n) {
+  Product<In, Out> q = p;
+  q.m = std::min(m, p.m - i);
+  q.n = std::min(n, p.n - j);
+  q.a += p.trans_a ? i : i * p.lda;
+  q.b += p.trans_b ? j * p.ldb : j;
+  q.c += i * p.ldc + j;
+  return q;
+}
+
+// A stored part of an operand as fp32, its rows end to end.
+void widen_panel(const bf16* in, std::int64_t ld, std::int64_t rows, std::int64_t cols, float* out) {
+  for (std::int64_t i = 0; i < rows; ++i) widen(in + i * ld, out + i * cols, cols);
+}
+
+// c through a sum in fp32, for a panel of c that is small enough for one.
+template <class In, class Out>
+void panel_product(const Product<In, Out>& p) {
+  struct Room;
+  const std::int64_t depth = std::is_same_v<In, float> ? p.k : piece_within(p.k, kPanelDepth);
+  const std::int64_t room = std::is_same_v<In, float> ? 0 : depth;
+  float* const a = scratch<Room>((p.m + p.n) * room + p.m * p.n);
+  float* const b = a + p.m * room;
+  float* const sum = b + room * p.n;
+  Product<float, float> q{
+      .m = p.m, .n = p.n, .trans_a = p.trans_a, .trans_b = p.trans_b, .c = sum, .ldc = p.n, .alpha = p.alpha, .accumulate = p.accumulate};
+  if constexpr (std::is_same_v<Out, float>) {
+    q.c = p.c;
+    q.ldc = p.ldc;
+  } else if (p.accumulate) {
+    widen_panel(p.c, p.ldc, p.m, p.n, sum);
+  }
+  for (std::int64_t l = 0; l < p.k; l += depth) {
+    q.k = std::min(depth, p.k - l);
+    if constexpr (std::is_same_v<In, float>) {
+      q.a = p.a;
+      q.lda = p.lda;
+      q.b = p.b;
+      q.ldb = p.ldb;
+    } else {
+      q.a = a;
+      q.lda = p.trans_a ? p.m : q.k;
+      widen_panel(p.a + (p.trans_a ? l * p.lda : l), p.lda, p.trans_a ? q.k : p.m, q.lda, a);
+      q.b = b;
+      q.ldb = p.trans_b ? q.k : p.n;
+      widen_panel(p.b + (p.trans_b ? l : l * p.ldb), p.ldb, p.trans_b ? p.n : q.k, q.ldb, b);
+    }
+    library_gemm(q);
+    q.accumulate = true;
+  }
+  if constexpr (std::is_same_v<Out, bf16>)
+    for (std::int64_t i = 0; i < p.m; ++i) narrow(sum + i * p.n, p.c + i * p.ldc, p.n);
+}
+
+// One thread's share.
+template <class In, class Out>
+void piece_product(const Product<In, Out>& p) {
+  if constexpr (std::is_same_v<In, float> && std::is_same_v<Out, float>) {
+    library_gemm(p);
+  } else {
+    const std::int64_t mb = piece_within(p.m, kPanelRows), nb = piece_within(p.n, kPanelCols);
+    for (std::int64_t j = 0; j < p.n; j += nb)
+      for (std::int64_t i = 0; i < p.m; i += mb) panel_product(part(p, i, mb, j, nb));
+  }
+}
+
+template <class In, class Out>
+void product_by_pieces(const Product<In, Out>& p) {
+  const std::int64_t wanted = library_pieces(p.m, p.n, p.k);
+  std::int64_t mb = piece(p.m, 1), nb = piece(p.n, 1);
+  const auto rows = [&] { return (p.m + mb - 1) / mb; };
+  const auto cols = [&] { return (p.n + nb - 1) / nb; };
+  // Halving the longer side keeps the pieces near squares: the least to pack for the work.
+  for (std::int64_t r = 1, c = 1; r * c < wanted && std::max(mb, nb) > kCut;) mb >= nb ? mb = piece(p.m, r *= 2) : nb = piece(p.n, c *= 2);
+  const std::int64_t across = cols();
+  parallel_tasks(rows() * across, [&](std::int64_t t) { piece_product(part(p, t / across * mb, mb, t % across * nb, nb)); });
+}
+
+// Four dot products at once: x is read once for all of them, and the sums do not wait for each other.
+template <class In>
+BHYT_CLONES void dot4(const float* x, const In* b0, const In* b1, const In* b2, const In* b3, std::int64_t k, float* out) {
+  float s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+#pragma omp simd reduction(+ : s0, s1, s2, s3)
+  for (std::int64_t j = 0; j < k; ++j) {
+    s0 += x[j] * to_float(b0[j]);
+    s1 += x[j] * to_float(b1[j]);
+    s2 += x[j] * to_float(b2[j]);
+    s3 += x[j] * to_float(b3[j]);
+  }
+  out[0] = s0;
+  out[1] = s1;
+  out[2] = s2;
+  out[3] = s3;
+}
+
+// Few rows times a transposed matrix, the product of decoding: bound by reading b once, in its own type.
+template <class In, class Out>
+void rows_times_transposed(const Product<In, Out>& p) {
+  struct Rows;
+  float* const x = scratch<Rows>(p.m * p.k);
+  for (std::int64_t i = 0; i < p.m; ++i)
+    for (std::int64_t l = 0; l < p.k; ++l) x[i * p.k + l] = p.alpha * to_float(p.a[p.trans_a ? l * p.lda + i : i * p.lda + l]);
+  const std::int64_t grain = (32768 / p.k + 4) / 4 * 4;
+  parallel_for(p.n, grain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t j = begin; j < end; j += 4) {
+      const In* rows[4];
+      for (std::int64_t r = 0; r < 4; ++r) rows[r] = p.b + std::min(j + r, end - 1) * p.ldb;
+      for (std::int64_t i = 0; i < p.m; ++i) {
+        float sums[4];
+        dot4(x + i * p.k, rows[0], rows[1], rows[2], rows[3], p.k, sums);
+        Out* const c = p.c + i * p.ldc;
+        for (std::int64_t r = j; r < std::min(j + 4, end); ++r)
+          c[r] = from_float<Out>(sums[r - j] + (p.accumulate ? to_float(c[r]) : 0.0f));
+      }
+    }
+  });
+}
+
+template <class In, class Out>
+void multiply(const Product<In, Out>& p) {
+  if (p.m == 0 || p.n == 0) return;
+  if (p.k == 0) {
+    if (!p.accumulate)
+      for (std::int64_t i = 0; i < p.m; ++i) std::fill_n(p.c + i * p.ldc, p.n, from_float<Out>(0.0f));
+    return;
+  }
+  if (p.m <= kFewRows && p.trans_b) return rows_times_transposed(p);
+  if constexpr (std::is_same_v<In, bf16>)
+    if (library_gemm_bf16(p)) return;
+  product_by_pieces(p);
+}
+
+}  // namespace
+
+void gemm(const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& o) {
+  dispatch_float(a.dtype, [&](auto in) {
+    dispatch_float(c.dtype, [&](auto out) {
+      using In = decltype(in);
+      using Out = decltype(out);
+      multiply(Product<In, Out>{.m = c.rows(),
+                                .n = c.cols(),
+                                .k = o.trans_a ? a.rows() : a.cols(),
+                                .a = a.as<In>(),
+                                .lda = a.ld,
+                                .trans_a = o.trans_a,
+                                .b = b.as<In>(),
+                                .ldb = b.ld,
+                                .trans_b = o.trans_b,
+                                .c = c.as<Out>(),
+                                .ldc = c.ld,
+                                .alpha = o.alpha,
+                                .accumulate = o.accumulate});
+    });
+  });
+}
+
+}  // namespace bhyt::cpu

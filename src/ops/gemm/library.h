@@ -1,0 +1,39 @@
+// What cpu::gemm asks of the library behind it: gemm_blis.cpp and gemm_onednn.cpp, of which the build picks one.
+#pragma once
+
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace bhyt::cpu {
+
+// c [m,n] = or += alpha · op(a) · op(b), all row major; m, n and k are at least 1 when a library sees it.
+template <class In, class Out>
+struct Product {
+  std::int64_t m = 0, n = 0, k = 0;
+  const In* a = nullptr;
+  std::int64_t lda = 0;
+  bool trans_a = false;
+  const In* b = nullptr;
+  std::int64_t ldb = 0;
+  bool trans_b = false;
+  Out* c = nullptr;
+  std::int64_t ldc = 0;
+  float alpha = 1;
+  bool accumulate = false;
+};
+
+// On the calling thread alone: cpu::gemm cuts c into pieces for the threads. The libraries' own threads wait for each other
+// in busy loops, which is fast on an idle machine and many times slower on one that runs anything else.
+void library_gemm(const Product<float, float>& p);
+
+// Into how many pieces at least c should be cut. Cuts fall on multiples of kCut in both directions.
+std::int64_t library_pieces(std::int64_t m, std::int64_t n, std::int64_t k);
+constexpr std::int64_t kCut = 48;  // a multiple of the micro-tiles of every BLIS kernel
+
+// The whole product on all threads. False when the library or this processor has no bf16 products: nothing was done then,
+// and cpu::gemm goes through fp32.
+bool library_gemm_bf16(const Product<bf16, float>& p);
+bool library_gemm_bf16(const Product<bf16, bf16>& p);
+
+}  // namespace bhyt::cpu
