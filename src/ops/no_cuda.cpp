@@ -34,6 +34,7 @@ void gemm(const Tensor&, const Tensor&, const Tensor&, const GemmOptions&) { abs
 
 void norm(const NormSite&, const NormForward&) { absent(); }
 void norm_backward(const NormSite&, const NormGrads&, const NormBackward&) { absent(); }
+void attention_constant(const Tensor&, const Tensor&, std::int64_t, std::int64_t, std::int64_t, const Tensor&) { absent(); }
 void norm_constant(const Tensor&, const Tensor&, float, const Tensor&, const Tensor&) { absent(); }
 void row_moments(const Tensor&, const Tensor&) { absent(); }
 
