@@ -22,7 +22,7 @@ struct ModelConfig {
   double init_std = 0.02;
   std::int64_t max_positions = 8192;
   EmbeddingScaleKind embedding_scale = EmbeddingScaleKind::none;
-  std::int64_t bos = -1;              // -1 = none
+  std::int64_t bos = -1;  // -1 = none
   std::vector<std::int64_t> eos;
   NormConfig norm;
 

@@ -95,11 +95,14 @@ Tensor shaped(void* data, DType type, Device device, const Parameter& p) {
 
 }  // namespace
 
-Parameters::Parameters(const ModelConfig& config, Device device, DType type) : device_(device), type_(type), config_(config) {
+std::vector<Parameter> parameter_list(const ModelConfig& config) {
   Lister lister{config, {}};
   lister.all(plan_norms(config.norm, config.layers, config.d, config.eps));
-  list_ = std::move(lister.list);
+  return std::move(lister.list);
+}
 
+Parameters::Parameters(const ModelConfig& config, Device device, DType type)
+    : list_(parameter_list(config)), device_(device), type_(type), config_(config) {
   std::size_t bytes = 0;
   std::vector<std::size_t> places(list_.size());
   for (std::size_t i = 0; i < list_.size(); ++i) {

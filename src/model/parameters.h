@@ -17,13 +17,16 @@ struct Parameter {
   std::vector<std::int64_t> shape;    // as stored in files; [] is a scalar
   std::int64_t layer = 0;             // 0 = embedding, 1…L blocks, L+1 = after
   std::int64_t offset = 0, size = 0;  // elements in the fp32 arenas
-  Tensor value;                       // what the model computes with (matrices in the run's type, vectors and scalars in fp32)
+  Tensor value = {};                  // what the model computes with (matrices in the run's type, vectors and scalars in fp32)
   bool decays = false, frozen = false;
   bool joined = false;    // lies right behind the one before it: q,k,v and gate,up are one matrix each
   bool optional = false;  // a file may lack it (corrections of exact layers): it keeps its initial value
   double init_std = 0;    // normal; 0: filled with init_value
   double init_value = 0;
 };
+
+// Every parameter a model has, in the order of the arena, without memory behind it.
+std::vector<Parameter> parameter_list(const ModelConfig& config);
 
 class Parameters {
  public:
