@@ -1,13 +1,86 @@
-#include <fmt/format.h>
+#include <filesystem>
+#include <fstream>
 
-#include "core/error.h"
-#include "text/tokenizer.h"
+#include "core/check.h"
+#include "core/parallel.h"
+#include "text/parse.h"
 
 namespace bhyt {
 
+namespace fs = std::filesystem;
+
+namespace {
+
+std::string read_file(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(in), {}};
+  check(!in.bad() && fs::is_regular_file(path), "[tokenizer] cannot read {}", path.string());
+  return text;
+}
+
+bool is_file(const fs::path& path) {
+  std::error_code error;
+  return fs::is_regular_file(path, error);
+}
+
+TokenizerSpec read_pair(const fs::path& vocab, const fs::path& merges) {
+  for (const fs::path& p : {vocab, merges})
+    check(is_file(p), "[tokenizer] expected {} beside {}", p.filename().string(), (p == vocab ? merges : vocab).string());
+  return read_vocab_merges(read_file(vocab), read_file(merges));
+}
+
+// tokenizer.model is tiktoken's text or sentencepiece's protocol buffer, which begins with the tag of its first piece.
+TokenizerSpec read_model(const fs::path& path, const std::string& text) {
+  check(!text.starts_with('\x0A'), "[tokenizer] {} is a sentencepiece model, which only tokenizer.json beside it can stand in for",
+        path.string());
+  return read_tiktoken(text);
+}
+
+TokenizerSpec read_any(const fs::path& path) {
+  if (path.filename() == "vocab.json") return read_pair(path, path.parent_path() / "merges.txt");
+  if (path.filename() == "merges.txt") return read_pair(path.parent_path() / "vocab.json", path);
+  const std::string text = read_file(path);
+  const std::string extension = path.extension().string();
+  if (extension == ".json") return read_tokenizer_json(text);
+  if (extension == ".model" || extension == ".tiktoken") return read_model(path, text);
+  if (extension == ".bin") return read_llama2c(text);
+  fail(fmt::format("[tokenizer] {}: expected tokenizer.json, tokenizer.model (tiktoken), vocab.json with merges.txt, or a llama2.c .bin",
+                   path.string()));
+}
+
+fs::path find_in(const fs::path& dir) {
+  for (const char* name : {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer.bin"})
+    if (is_file(dir / name)) return dir / name;
+  fail(fmt::format(
+      "[tokenizer] expected tokenizer.json, tokenizer.model, vocab.json with merges.txt or tokenizer.bin in {}, found none of them",
+      dir.string()));
+}
+
+}  // namespace
+
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& what) {
   if (what == "bytes") return make_byte_tokenizer();
-  throw Error(fmt::format("[tokenizer] expected bytes, a tokenizer file or a folder that holds one, got {}", what));
+  std::error_code error;
+  const bool folder = fs::is_directory(what, error);
+  check(folder || is_file(what), "[tokenizer] expected bytes, a tokenizer file or a folder that holds one, got {}", what);
+  const fs::path file = folder ? find_in(what) : fs::path(what);
+  try {
+    TokenizerSpec spec = read_any(file);
+    for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja"})
+      if (is_file(file.parent_path() / name)) spec.companions[name] = read_file(file.parent_path() / name);
+    return finish_tokenizer(std::move(spec));
+  } catch (const Error& e) {
+    fail(fmt::format("{}: {}", file.string(), e.what()));
+  }
+}
+
+std::vector<std::vector<TokenId>> encode_all(const Tokenizer& tokenizer, const std::vector<std::string_view>& texts,
+                                             const EncodeOptions& options) {
+  std::vector<std::vector<TokenId>> ids(texts.size());
+  parallel_for(std::ssize(texts), 8, [&](std::int64_t begin, std::int64_t end) {
+    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) tokenizer.encode(texts[i], ids[i], options);
+  });
+  return ids;
 }
 
 }  // namespace bhyt

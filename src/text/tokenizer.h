@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace bhyt {
@@ -17,34 +18,44 @@ struct EncodeOptions {
   bool special = true;  // add what the post-processor adds (BOS) and read the text of special tokens as those tokens
 };
 
+struct SpecialToken {
+  TokenId id = 0;
+  std::string text;
+};
+
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
-  virtual std::string kind() const = 0;                   // "bytes", "bpe", …
-  virtual std::int64_t vocab_size() const = 0;            // ids are below this
+  virtual std::string kind() const = 0;         // "bytes", "bpe", …
+  virtual std::int64_t vocab_size() const = 0;  // ids are below this
   // Appends the ids of one text. Safe to call from several threads at once.
   virtual void encode(std::string_view text, std::vector<TokenId>& ids, const EncodeOptions& options) const = 0;
   // The bytes of an id; "" for a special token unless `special`.
   virtual std::string piece(TokenId id, bool special) const = 0;
   virtual std::optional<TokenId> bos() const = 0;
-  virtual std::optional<TokenId> end_of_text() const = 0; // closes every packed document
-  virtual std::vector<TokenId> stops() const = 0;         // ids that end a generation
-  virtual std::uint64_t fingerprint() const = 0;          // changes whenever the same text could give other ids
+  virtual std::optional<TokenId> end_of_text() const = 0;  // closes every packed document
+  virtual std::vector<TokenId> stops() const = 0;          // ids that end a generation
+  virtual std::uint64_t fingerprint() const = 0;           // changes whenever the same text could give other ids
   // encode(a + b) = encode(a), encode(b) wherever the text is cut (without special): long documents can then be encoded in pieces.
   virtual bool splits_anywhere() const { return false; }
   // Writes tokenizer.json and its companions into a checkpoint folder.
   virtual void save(const std::filesystem::path& dir) const = 0;
+  virtual std::vector<SpecialToken> special_tokens() const { return {}; }
+  // What else there is to know about it, as name and value, for people.
+  virtual std::vector<std::pair<std::string, std::string>> details() const { return {}; }
 
   std::vector<TokenId> encode(std::string_view text, bool special = true) const {
     std::vector<TokenId> ids;
     encode(text, ids, EncodeOptions{special});
     return ids;
   }
-  std::string decode(const std::vector<TokenId>& ids, bool special = false) const {
+  // The pieces of the ids, one after the other. Where encoding put a space before the text, that space is taken off again.
+  virtual std::string decode(const std::vector<TokenId>& ids, bool special) const {
     std::string s;
     for (TokenId id : ids) s += piece(id, special);
     return s;
   }
+  std::string decode(const std::vector<TokenId>& ids) const { return decode(ids, false); }
 };
 
 // "bytes", a file, or a folder that holds one. Throws Error saying what was looked for.
@@ -52,5 +63,15 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& what);
 
 // 256 bytes and the end-of-text token 256.
 std::unique_ptr<Tokenizer> make_byte_tokenizer();
+
+// The files by themselves, from memory; each throws Error on what it cannot take. load_tokenizer finds out which one to call.
+std::unique_ptr<Tokenizer> parse_tokenizer_json(std::string_view json);
+std::unique_ptr<Tokenizer> parse_tiktoken(std::string_view model);
+std::unique_ptr<Tokenizer> parse_vocab_merges(std::string_view vocab_json, std::string_view merges_txt);
+std::unique_ptr<Tokenizer> parse_llama2c(std::string_view file);
+
+// Many texts at once, on all threads (core/parallel.h).
+std::vector<std::vector<TokenId>> encode_all(const Tokenizer& tokenizer, const std::vector<std::string_view>& texts,
+                                             const EncodeOptions& options);
 
 }  // namespace bhyt

@@ -1,0 +1,217 @@
+// Byte-level BPE and BPE with byte fallback, from a TokenizerSpec.
+#include <algorithm>
+#include <atomic>
+
+#include "core/check.h"
+#include "text/added.h"
+#include "text/bpe.h"
+#include "text/normalize.h"
+#include "text/word_cache.h"
+#include "text/write.h"
+
+namespace bhyt {
+
+namespace {
+
+constexpr std::string_view kMetaspace = "\xE2\x96\x81";  // U+2581, how sentencepiece writes a space
+
+std::uint32_t next_owner() {
+  static std::atomic<std::uint32_t> count{0};
+  return ++count;
+}
+
+class BpeTokenizer final : public Tokenizer {
+ public:
+  explicit BpeTokenizer(TokenizerSpec spec)
+      : spec_(std::move(spec)),
+        pieces_(spec_),
+        merges_(spec_.merges),
+        splitter_(spec_.pattern, spec_.isolate_digits),
+        raw_(spec_.added, false),
+        normalized_(spec_.added, true),
+        is_special_(spec_.pieces.size(), false) {
+    for (int b = 0; b < 256; ++b) byte_ids_[b] = byte_symbol(static_cast<char>(b));
+    if (spec_.style == BpeStyle::byte_fallback)
+      for (std::size_t id = 0; id < spec_.pieces.size(); ++id)
+        if (spec_.kinds[id] == PieceKind::byte) byte_ids_[static_cast<unsigned char>(spec_.pieces[id][0])] = static_cast<TokenId>(id);
+    for (const AddedToken& t : spec_.added) is_special_[static_cast<std::size_t>(t.id)] = t.special;
+  }
+
+  std::string kind() const override { return spec_.style == BpeStyle::byte_level ? "bpe" : "sentencepiece"; }
+  std::int64_t vocab_size() const override { return std::ssize(spec_.pieces); }
+  std::optional<TokenId> bos() const override { return spec_.bos; }
+  std::optional<TokenId> end_of_text() const override { return spec_.end_of_text; }
+  std::vector<TokenId> stops() const override { return spec_.stops; }
+  std::uint64_t fingerprint() const override { return bhyt::fingerprint(spec_); }
+  void save(const std::filesystem::path& dir) const override { write_tokenizer(spec_, dir); }
+
+  std::vector<SpecialToken> special_tokens() const override {
+    std::vector<SpecialToken> all;
+    for (const AddedToken& t : spec_.added)
+      if (t.special) all.push_back({t.id, t.content});
+    return all;
+  }
+  std::vector<std::pair<std::string, std::string>> details() const override {
+    return {{"pattern", std::string(spec_.isolate_digits ? "single digits, " : "") + pattern_name(spec_.pattern)},
+            {"merges", std::to_string(spec_.merges.size())},
+            {"normalizer", spec_.nfc ? "NFC" : "none"},
+            {"adds_before", join(spec_.before)},
+            {"adds_after", join(spec_.after)}};
+  }
+
+  void encode(std::string_view text, std::vector<TokenId>& ids, const EncodeOptions& options) const override {
+    ids.reserve(ids.size() + text.size() / 4 + 8);
+    if (options.special) ids.insert(ids.end(), spec_.before.begin(), spec_.before.end());
+    bool first = true;
+    raw_.split(
+        text, options.special,
+        [&](std::string_view part) {
+          encode_stretch(part, ids, options.special, first);
+          first = false;
+        },
+        [&](const AddedToken& t) {
+          ids.push_back(t.id);
+          first = false;
+        });
+    if (options.special) ids.insert(ids.end(), spec_.after.begin(), spec_.after.end());
+  }
+
+  std::string piece(TokenId id, bool special) const override {
+    const auto i = static_cast<std::size_t>(id);
+    check(id >= 0 && i < spec_.pieces.size(), "[tokenizer] expected an id below {}, got {}", spec_.pieces.size(), id);
+    return is_special_[i] && !special ? std::string() : spec_.pieces[i];
+  }
+
+  // The space that encoding put after a beginning-of-text token goes with it.
+  std::string decode(const std::vector<TokenId>& ids, bool special) const override {
+    std::string text;
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      const std::string p = piece(ids[i], special);
+      const bool prefixed = i == spec_.before.size() && i > 0 && std::equal(spec_.before.begin(), spec_.before.end(), ids.begin());
+      const bool drop = prefixed && spec_.prefix != Prefix::none && !special && p.starts_with(' ');
+      text.append(p, drop ? 1 : 0);
+    }
+    return text;
+  }
+
+ private:
+  static std::string join(const std::vector<TokenId>& ids) {
+    std::string s;
+    for (const TokenId id : ids) s += (s.empty() ? "" : " ") + std::to_string(id);
+    return s.empty() ? "nothing" : s;
+  }
+
+  TokenId byte_symbol(char byte) const { return pieces_.find(std::string_view(&byte, 1)); }
+
+  // Text between added tokens, from normalization to ids.
+  void encode_stretch(std::string_view text, std::vector<TokenId>& ids, bool special, bool first) const {
+    std::string changed;
+    if (spec_.nfc) text = changed = unicode::nfc(text);
+    normalized_.split(
+        text, special,
+        [&](std::string_view part) {
+          encode_plain(part, ids, special && (spec_.prefix == Prefix::every || (spec_.prefix == Prefix::first && first)));
+          first = false;
+        },
+        [&](const AddedToken& t) {
+          ids.push_back(t.id);
+          first = false;
+        });
+  }
+
+  void encode_plain(std::string_view text, std::vector<TokenId>& ids, bool prefix) const {
+    std::string changed;
+    if (spec_.metaspace && text.find(kMetaspace) != text.npos) {
+      for (std::size_t at = 0; at < text.size();) {
+        const bool space = text.substr(at).starts_with(kMetaspace);
+        changed.push_back(space ? ' ' : text[at]);
+        at += space ? kMetaspace.size() : 1;
+      }
+      text = changed;
+    }
+    if (prefix && !text.empty() && !(spec_.prefix_unless_space && text.front() == ' ')) text = changed = " " + std::string(text);
+    if (spec_.style == BpeStyle::byte_fallback) return encode_characters(text, ids);
+    WordCache& cache = WordCache::get();
+    splitter_(text, [&](std::string_view word) { encode_word(word, cache, ids); });
+  }
+
+  void encode_word(std::string_view word, WordCache& cache, std::vector<TokenId>& ids) const {
+    if (word.size() > ShortKey::kMax) return encode_new_word(word, hash_bytes(word), ids);
+    const ShortKey key(word);
+    const std::uint64_t hash = key.hash(word.size());
+    WordCache::Entry& e = cache.slot(hash, owner_);
+    const bool hit = e.owner == owner_ && e.size == word.size() && e.key[0] == key.w[0] && e.key[1] == key.w[1] && e.key[2] == key.w[2];
+    if (hit) {
+      ids.push_back(e.ids[0]);
+      if (e.count > 1) ids.insert(ids.end(), e.ids + 1, e.ids + e.count);
+      return;
+    }
+    const std::size_t before = ids.size();
+    encode_new_word(word, hash, ids);
+    const std::size_t count = ids.size() - before;
+    if (count == 0 || count > WordCache::kIds) return;
+    e = {{key.w[0], key.w[1], key.w[2]}, owner_, static_cast<std::uint8_t>(word.size()), static_cast<std::uint8_t>(count), {}};
+    std::copy_n(ids.data() + before, count, e.ids);
+  }
+
+  void encode_new_word(std::string_view word, std::uint64_t hash, std::vector<TokenId>& ids) const {
+    if (spec_.ignore_merges) {
+      if (const TokenId id = pieces_.find(word, hash); id >= 0) return ids.push_back(id);
+    }
+    Symbols symbols(word.size());
+    for (const char c : word) add_symbol(byte_ids_[static_cast<unsigned char>(c)], symbols);
+    merge_symbols(merges_, symbols.data, symbols.size, ids);
+  }
+
+  // Byte fallback: characters that are tokens, else their bytes.
+  void encode_characters(std::string_view text, std::vector<TokenId>& ids) const {
+    Symbols symbols(text.size());
+    const char* const end = text.data() + text.size();
+    for (const char* p = text.data(); p < end;) {
+      const std::size_t size = unicode::decode(p, end).size;
+      const TokenId id = pieces_.find(std::string_view(p, size));
+      if (id >= 0)
+        add_symbol(id, symbols);
+      else
+        for (std::size_t i = 0; i < size; ++i) add_symbol(byte_ids_[static_cast<unsigned char>(p[i])], symbols);
+      p += size;
+    }
+    merge_symbols(merges_, symbols.data, symbols.size, ids);
+  }
+
+  // Symbols of one word, on the stack while they are few.
+  struct Symbols {
+    explicit Symbols(std::size_t most) {
+      if (most > std::size(few)) many.resize(most);
+      data = many.empty() ? few : many.data();
+    }
+    TokenId few[64];
+    std::vector<TokenId> many;
+    TokenId* data;
+    std::size_t size = 0;
+    bool last_unknown = false;
+  };
+
+  // A vocabulary without some bytes: the unknown token, once for a run of them if the file says so, or nothing.
+  void add_symbol(TokenId id, Symbols& symbols) const {
+    const bool unknown = id < 0;
+    if (unknown && (!spec_.unk || (spec_.fuse_unk && symbols.last_unknown))) return;
+    symbols.data[symbols.size++] = unknown ? *spec_.unk : id;
+    symbols.last_unknown = unknown;
+  }
+
+  TokenizerSpec spec_;
+  PieceTable pieces_;
+  MergeTable merges_;
+  Splitter splitter_;
+  AddedMatcher raw_, normalized_;
+  std::vector<bool> is_special_;
+  TokenId byte_ids_[256];
+  std::uint32_t owner_ = next_owner();
+};
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> make_bpe_tokenizer(TokenizerSpec spec) { return std::make_unique<BpeTokenizer>(std::move(spec)); }
+
+}  // namespace bhyt

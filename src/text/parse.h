@@ -1,0 +1,33 @@
+// Readers of tokenizer files, from memory to a TokenizerSpec. Each throws Error that names what it expected and what it found.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "text/spec.h"
+
+namespace bhyt {
+
+TokenizerSpec read_tokenizer_json(std::string_view json);
+TokenizerSpec read_vocab_merges(std::string_view vocab_json, std::string_view merges_txt);
+TokenizerSpec read_tiktoken(std::string_view model);
+TokenizerSpec read_llama2c(std::string_view file);
+
+// What they share.
+using Vocabulary = std::unordered_map<std::string, TokenId>;
+nlohmann::json parse_json(std::string_view text, const char* name);
+TokenId read_id(const nlohmann::json& j, const char* where);
+Vocabulary read_vocab(const nlohmann::json& j, const char* where);
+// "a b" or ["a", "b"], the rank being the place in the list.
+void read_merges(TokenizerSpec& spec, const Vocabulary& ids, const nlohmann::json& list);
+// Puts an added token in, unless its text or id already belongs to another.
+void add(TokenizerSpec& spec, const Vocabulary& ids, AddedToken token);
+// The byte that "<0x0A>" stands for, or -1.
+int byte_token(std::string_view text);
+
+// What fills in roles and makes a tokenizer of it; the built-in byte tokenizer where that is what was read.
+std::unique_ptr<Tokenizer> finish_tokenizer(TokenizerSpec spec);
+
+}  // namespace bhyt
