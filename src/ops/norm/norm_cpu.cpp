@@ -114,13 +114,12 @@ const float* row_floats(const bf16* row, float* buffer, std::int64_t c) {
 
 template <class M>
 BHYT_BOTH void map_loop(const float* x, float* z, std::int64_t c, RowScale s, float shift, const float* gamma, const float* beta) {
-  const float offset = shift - s.a * s.mean;
   if (beta) {
 #pragma omp simd
-    for (std::int64_t j = 0; j < c; ++j) z[j] = gamma[j] * M::value(s.a * x[j] + offset) + beta[j];
+    for (std::int64_t j = 0; j < c; ++j) z[j] = gamma[j] * M::value(s.a * (x[j] - s.mean) + shift) + beta[j];
   } else {
 #pragma omp simd
-    for (std::int64_t j = 0; j < c; ++j) z[j] = gamma[j] * M::value(s.a * x[j] + offset);
+    for (std::int64_t j = 0; j < c; ++j) z[j] = gamma[j] * M::value(s.a * (x[j] - s.mean) + shift);
   }
 }
 // One function per map, so that each can be cloned for several instruction sets.
@@ -202,10 +201,9 @@ template <class M>
 BHYT_BOTH RowSums slope_loop(const float* x, const float* dz, float* du, std::int64_t c, RowScale s, float shift, const float* gamma,
                              float* dgamma, float* dbeta) {
   float s1 = 0, s0 = 0;
-  const float offset = shift - s.a * s.mean;
 #pragma omp simd reduction(+ : s1, s0)
   for (std::int64_t j = 0; j < c; ++j) {
-    const float u = s.a * x[j] + offset, y = M::value(u), g = gamma[j] * dz[j] * M::slope(u, y);
+    const float u = s.a * (x[j] - s.mean) + shift, y = M::value(u), g = gamma[j] * dz[j] * M::slope(u, y);
     du[j] = g;
     dgamma[j] += dz[j] * y;
     s1 += g * (x[j] - s.mean);
