@@ -1,0 +1,89 @@
+// bhyt pretrain: trains from scratch, goes on with a run, or starts from a checkpoint.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "core/check.h"
+#include "core/log.h"
+#include "train/trainer.h"
+
+namespace bhyt::cli {
+
+namespace {
+
+void print_help() {
+  fmt::print(
+      "usage: bhyt pretrain [CONFIG.yaml] [key=value ...] [--force] [--json] [--quiet]\n\n"
+      "Trains a model and writes a run directory (run.dir). resume=auto goes on with the run that is there.\n\n"
+      "  --force   resume although a changed key changes the mathematics of the run\n"
+      "  --json    print the outcome as one JSON object on stdout\n"
+      "  --quiet   no messages but warnings and errors\n\n"
+      "Bare device=, dtype=, seed=, threads= and resume= are short for run.*. key=null goes back to the default.\n\n"
+      "Keys, with their defaults:\n");
+  std::string section;
+  for (const auto& e : train::config_keys()) {
+    const std::string top = e.key.substr(0, e.key.find('.'));
+    if (top != section) fmt::print("\n");
+    section = top;
+    fmt::print("  {:<26} {:<14} {}\n", e.key, e.value.empty() ? "-" : e.value, e.help);
+  }
+}
+
+struct Arguments {
+  std::string config;
+  std::vector<std::string> overrides;
+  bool force = false, json = false, quiet = false, help = false;
+};
+
+Arguments parse_arguments(const Args& args) {
+  Arguments a;
+  for (const std::string& word : args) {
+    if (word == "--help" || word == "-h") {
+      a.help = true;
+    } else if (word == "--force") {
+      a.force = true;
+    } else if (word == "--json") {
+      a.json = true;
+    } else if (word == "--quiet" || word == "-q") {
+      a.quiet = true;
+    } else if (word.starts_with("-")) {
+      const std::string near = schema::nearest(word, {"--force", "--json", "--quiet", "--help"});
+      throw UsageError(
+          fmt::format("unknown flag {}{}; see bhyt help pretrain", word, near.empty() ? "" : fmt::format(" (did you mean {}?)", near)));
+    } else if (word.find('=') != std::string::npos) {
+      a.overrides.push_back(word);
+    } else {
+      check_usage(a.config.empty(), "expected one config, got {} and {} (overrides are written key=value)", a.config, word);
+      a.config = word;
+    }
+  }
+  return a;
+}
+
+}  // namespace
+
+int cmd_pretrain(const Args& args) {
+  const Arguments a = parse_arguments(args);
+  if (a.help) return print_help(), 0;
+  check_usage(!a.config.empty() || !a.overrides.empty(), "expected a config, or key=value words; see bhyt help pretrain");
+  log::set_quiet(a.quiet);
+  train::Trainer trainer(train::read_run_config(train::config_tree(a.config, a.overrides)), {.force = a.force});
+  const train::Outcome out = trainer.run();
+  if (a.json) {
+    const train::Json result = {{"run_dir", trainer.config().run.dir},
+                                {"step", out.step},
+                                {"steps", trainer.config().train.steps},
+                                {"loss", out.loss},
+                                {"valid_loss", out.valid_loss ? train::Json(*out.valid_loss) : train::Json()},
+                                {"tok_s", out.tok_s},
+                                {"checkpoint", out.checkpoint},
+                                {"interrupted", out.signal != 0}};
+    fmt::print("{}\n", result.dump());
+  }
+  return out.signal ? 128 + out.signal : 0;
+}
+
+}  // namespace bhyt::cli

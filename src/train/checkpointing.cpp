@@ -1,0 +1,101 @@
+#include "train/checkpointing.h"
+
+#include "core/check.h"
+#include "core/log.h"
+#include "model/checkpoint.h"
+
+namespace bhyt::train {
+
+namespace {
+
+constexpr const char* kState = "trainer_state.json";
+constexpr const char* kOptimizer = "optimizer.safetensors";
+
+// Hugging Face's keys, and ours under "bhyt".
+Json state_json(const CheckpointContext& context, const Model& model, const Progress& p, bool interrupted) {
+  const TrainSection& t = context.config.train;
+  const double rows = static_cast<double>(p.step) * static_cast<double>(t.batch), epochs = rows / context.rows_per_epoch;
+  const std::int64_t seq = context.config.data.seq_len, tokens = p.step * t.batch * seq;
+  Json own = {{"version", 1}, {"progress", to_json(p)}, {"mathematics", context.mathematics}};
+  if (interrupted) own["interrupt"] = true;
+  return {{"best_global_step", p.best_step ? Json(p.best_step) : Json()},
+          {"best_metric", p.best_step ? Json(p.best_metric) : Json()},
+          {"epoch", epochs},
+          {"eval_steps", t.eval_every},
+          {"global_step", p.step},
+          {"log_history", p.log_history},
+          {"logging_steps", t.log_every},
+          {"max_steps", t.steps},
+          {"num_input_tokens_seen", tokens},
+          {"num_train_epochs", static_cast<double>(t.steps * t.batch) / context.rows_per_epoch},
+          {"save_steps", t.save_every},
+          {"total_flos", flops_per_token(model.config(), seq) * static_cast<double>(tokens)},
+          {"train_batch_size", t.batch},
+          {"bhyt", own}};
+}
+
+bool was_interrupt(const fs::path& checkpoint) {
+  const fs::path file = checkpoint / kState;
+  if (!fs::is_regular_file(file)) return false;
+  const Json state = Json::parse(read_text(file), nullptr, false);
+  return state.is_object() && state.contains("bhyt") && state["bhyt"].contains("interrupt");
+}
+
+void prune(RunDir& dir, const TrainSection& train, std::int64_t newest, bool interrupted) {
+  std::int64_t kept = interrupted ? 0 : 1;
+  for (const std::int64_t step : dir.checkpoints()) {
+    if (step >= newest) continue;
+    // An interrupt's checkpoint is only there to go on from: the next one makes it superfluous.
+    if (was_interrupt(dir.checkpoint(step)) || ++kept > train.keep)
+      dir.remove_checkpoint(step);
+    else if (train.save == Save::weights)
+      dir.remove_from_checkpoint(step, kOptimizer);
+  }
+}
+
+}  // namespace
+
+void save_checkpoint(RunDir& dir, const CheckpointContext& context, const Model& model, const OptimizerState& state,
+                     const Progress& progress, bool interrupted) {
+  dir.write_checkpoint(progress.step, [&](const fs::path& to) {
+    save_model(to, model);
+    if (context.tokenizer) context.tokenizer->save(to);
+    save_optimizer(to / kOptimizer, model, state);
+    write_synced(to / kState, state_json(context, model, progress, interrupted).dump(2) + "\n");
+  });
+  prune(dir, context.config.train, progress.step, interrupted);
+}
+
+std::optional<Found> find_checkpoint(const RunDir& dir) {
+  for (const std::int64_t step : dir.checkpoints()) {
+    const fs::path at = dir.checkpoint(step);
+    std::string wrong = verify_checkpoint(at);
+    if (wrong.empty() && !fs::exists(at / kOptimizer)) wrong = "it holds weights only";
+    Json state;
+    if (wrong.empty() && !fs::exists(at / kState)) wrong = "it has no trainer_state.json";
+    if (wrong.empty() && (state = Json::parse(read_text(at / kState), nullptr, false)).is_discarded())
+      wrong = "trainer_state.json is damaged";
+    if (wrong.empty()) return Found{at, std::move(state)};
+    log::warning("passing over {}: {}", at.string(), wrong);
+  }
+  return std::nullopt;
+}
+
+void check_mathematics(const Found& found, const Json& mathematics, bool force) {
+  const bool known = found.state.contains("bhyt") && found.state["bhyt"].contains("mathematics");
+  check(known, "{}: not a training state of this program", (found.dir / kState).string());
+  const auto changed = differences(found.state["bhyt"]["mathematics"], mathematics);
+  if (changed.empty()) return;
+  const std::string what = fmt::format("{}", fmt::join(changed, "; "));
+  check_usage(force, "this would change the mathematics of the run: {} (--force goes on all the same)", what);
+  log::warning("going on with changed mathematics: {}", what);
+}
+
+Progress load_checkpoint(const Found& found, Model& model, OptimizerState& state) {
+  const Progress progress = progress_from(found.state, (found.dir / kState).string());
+  load_weights(found.dir, model.parameters());
+  load_optimizer(found.dir / kOptimizer, model, state);
+  return progress;
+}
+
+}  // namespace bhyt::train

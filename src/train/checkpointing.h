@@ -1,0 +1,38 @@
+// When a run saves, what stays, and where a resumed run goes on. A checkpoint's files: interface.md, "A run directory".
+#pragma once
+
+#include <optional>
+
+#include "text/tokenizer.h"
+#include "train/config.h"
+#include "train/run_dir.h"
+#include "train/state.h"
+
+namespace bhyt::train {
+
+// What every checkpoint of a run says beside the weights.
+struct CheckpointContext {
+  const RunConfig& config;
+  const Tokenizer* tokenizer;  // null: none is saved
+  Json mathematics;            // of the resolved config, with the tokenizer's fingerprint
+  double rows_per_epoch = 1;
+};
+
+// Writes checkpoint-STEP, then lets go of what is no longer kept: interrupt checkpoints before it and all but the newest `keep` others.
+void save_checkpoint(RunDir& dir, const CheckpointContext& context, const Model& model, const OptimizerState& state,
+                     const Progress& progress, bool interrupted);
+
+struct Found {
+  fs::path dir;
+  Json state;  // trainer_state.json
+};
+// The newest checkpoint that verifies and holds optimizer state; those passed over are named in the log.
+std::optional<Found> find_checkpoint(const RunDir& dir);
+
+// Refuses (UsageError) a config whose mathematics differs from the checkpoint's, naming every key; with `force` it only says so.
+void check_mathematics(const Found& found, const Json& mathematics, bool force);
+
+// Weights, optimizer and c_attn as they were, bit for bit.
+Progress load_checkpoint(const Found& found, Model& model, OptimizerState& state);
+
+}  // namespace bhyt::train

@@ -1,0 +1,268 @@
+#include "train/config.h"
+
+#include <algorithm>
+#include <charconv>
+#include <set>
+
+#include "model/checkpoint.h"
+#include "ops/norm/config.h"
+#include "train/files.h"
+
+namespace bhyt::train {
+
+namespace {
+
+constexpr std::int64_t kVersion = 1;
+
+const schema::Names<Attend> kAttend = {{"row", Attend::row}, {"document", Attend::document}};
+const schema::Names<Save> kSave = {{"full", Save::full}, {"weights", Save::weights}};
+const schema::Names<Recompute> kRecompute = {
+    {"none", Recompute::none}, {"norm", Recompute::norm}, {"swiglu", Recompute::swiglu}, {"block", Recompute::block}};
+const schema::Names<Resume> kResume = {{"never", Resume::never}, {"auto", Resume::auto_}, {"must", Resume::must}};
+
+// 20B, 1.5M, 300K, or a plain number.
+double read_count(const Json& j, const std::string& key) {
+  if (j.is_number()) return schema::Reader::as_number(key, j, {.at_least = 1});
+  const std::string text = j.is_string() ? j.get<std::string>() : "";
+  double value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  const double unit = error != std::errc() || stop + 1 != end ? 0
+                      : *stop == 'K'                          ? 1e3
+                      : *stop == 'M'                          ? 1e6
+                      : *stop == 'B'                          ? 1e9
+                      : *stop == 'T'                          ? 1e12
+                                                              : 0;
+  if (unit == 0) schema::wrong(key, "a number, with K, M, B or T behind it if you like", j);
+  schema::check_range(key, value * unit, {.at_least = 1});
+  return value * unit;
+}
+
+DataEntry read_entry(const Json& j, const std::string& key) {
+  DataEntry entry;
+  if (j.is_object()) {
+    schema::Reader r(j, key);
+    r.text("path", entry.path, "");
+    r.number("weight", entry.weight, "", {.above = 0});
+    r.finish();
+  } else {
+    if (!j.is_string()) schema::wrong(key, "a path, or {path, weight}", j);
+    entry.path = j.get<std::string>();
+  }
+  check_usage(!entry.path.empty(), "{} must have a path, got {}", key, schema::show(j));
+  return entry;
+}
+
+std::vector<DataEntry> read_entries(const Json& j, const std::string& key) {
+  std::vector<DataEntry> out;
+  if (!j.is_array()) {
+    out.push_back(read_entry(j, key));
+  } else {
+    for (std::size_t i = 0; i < j.size(); ++i) out.push_back(read_entry(j[i], fmt::format("{}[{}]", key, i)));
+  }
+  const auto weighted = std::count_if(out.begin(), out.end(), [](const DataEntry& e) { return e.weight > 0; });
+  check_usage(weighted == 0 || weighted == static_cast<std::ptrdiff_t>(out.size()), "{}: give every path a weight, or none", key);
+  return out;
+}
+
+Json write_entries(const std::vector<DataEntry>& entries) {
+  Json out = Json::array();
+  for (const DataEntry& e : entries) out.push_back(e.weight > 0 ? Json{{"path", e.path}, {"weight", e.weight}} : Json(e.path));
+  return out;
+}
+
+// Numbers with a word for 0: micro_batch, threads.
+template <class V>
+void number_or_auto(V& v, const char* key, std::int64_t& value, const char* help) {
+  v.custom(
+      key, help,
+      [&](const Json& j, const std::string& full) {
+        if (j != "auto" && !j.is_number()) schema::wrong(full, "auto or a number", j);
+        value = j == "auto" ? 0 : schema::Reader::as_integer(full, j, {.at_least = 1});
+      },
+      [&] { return value ? Json(value) : Json("auto"); });
+}
+
+void read_length(TrainSection& c, schema::Reader& v) {
+  const Json* steps = v.take("steps");
+  const Json* tokens = v.take("tokens");
+  check_usage(!steps || !tokens, "{} and {} say the same thing: give one of them", v.full("steps"), v.full("tokens"));
+  if (steps) c.steps = schema::Reader::as_integer(v.full("steps"), *steps, {.at_least = 1});
+  if (tokens) c.tokens = read_count(*tokens, v.full("tokens"));
+}
+void read_length(TrainSection& c, schema::Writer& v) { v.integer("steps", c.steps, ""); }
+void read_length(TrainSection& c, schema::Lister& v) {
+  v.integer("steps", c.steps, "optimizer steps");
+  std::string none;
+  v.text("tokens", none, "or the tokens to train on: 20B, 300M; rounded up to whole steps");
+}
+
+// What may change when a run goes on: the lists of interface.md, by prefix.
+bool may_change(const std::string& key) {
+  static const std::set<std::string> kFree = {"model.init",         "model.preset",      "data.train",        "data.valid",
+                                              "data.tokenizer",     "train.steps",       "train.micro_batch", "train.eval_every",
+                                              "train.eval_batches", "train.save_every",  "train.keep",        "train.save",
+                                              "train.log_every",    "train.max_skipped", "train.recompute",   "run.dir",
+                                              "run.device",         "run.threads",       "run.resume"};
+  return kFree.contains(key);
+}
+
+void flatten(const Json& tree, const std::string& path, std::vector<std::pair<std::string, Json>>& out) {
+  for (const auto& [key, value] : tree.items()) {
+    const std::string full = path.empty() ? key : path + "." + key;
+    if (value.is_object())
+      flatten(value, full, out);
+    else
+      out.emplace_back(full, value);
+  }
+}
+
+// A bare key that only exists inside a section: say where.
+void explain_bare(const Json& tree) {
+  const auto keys = config_keys();
+  for (const auto& [name, value] : tree.items()) {
+    const auto has = [&](const std::string& prefix, const std::string& suffix) {
+      return std::find_if(keys.begin(), keys.end(), [&](const auto& e) { return e.key.starts_with(prefix) && e.key.ends_with(suffix); });
+    };
+    if (name == "version" || has(name + ".", "") != keys.end()) continue;
+    if (const auto found = has("", "." + name); found != keys.end())
+      throw UsageError(fmt::format("unknown key {} (did you mean {}?)", name, found->key));
+  }
+}
+
+// The checkpoint that model.init names is the base on which the model and norm sections stand.
+void start_from(const Json& model, ModelSection& section) {
+  if (!model.is_object() || !model.contains("init") || !model["init"].is_string()) return;
+  check_usage(!model.contains("preset"), "model.preset and model.init: a checkpoint brings its own shapes; give one of them");
+  const fs::path dir = model["init"].get<std::string>();
+  std::error_code ignored;
+  check_usage(fs::is_regular_file(dir / "config.json", ignored), "model.init: {} is not a checkpoint folder (no config.json there)",
+              dir.string());
+  section.config = read_model_config(dir / "config.json");
+  section.config.preset.clear();
+  section.vocab_given = true;
+}
+
+}  // namespace
+
+template <class V>
+static void fields(DataSection& c, V& v) {
+  v.custom(
+      "train", "token files, text files (.txt, .jsonl, .gz, .zst), folders, patterns; or [{path: A, weight: 0.7}, …]",
+      [&](const Json& j, const std::string& key) { c.train = read_entries(j, key); }, [&] { return write_entries(c.train); });
+  v.custom(
+      "valid", "the same, for validation; in file order", [&](const Json& j, const std::string& key) { c.valid = read_entries(j, key); },
+      [&] { return write_entries(c.valid); });
+  v.text("tokenizer", c.tokenizer, "bytes, a file or a folder; auto = what the token files were packed with, else bytes");
+  v.integer("seq_len", c.seq_len, "tokens per row", {.at_least = 1});
+  v.choice("attend", c.attend, kAttend, "whether packed documents see each other");
+}
+
+template <class V>
+static void fields(TrainSection& c, V& v) {
+  const schema::Range share{.at_least = 0, .at_most = 1}, from0{.at_least = 0}, from1{.at_least = 1};
+  read_length(c, v);
+  v.integer("batch", c.batch, "sequences per optimizer step", from1);
+  number_or_auto(v, "micro_batch", c.micro_batch, "sequences computed at a time; auto = as many as memory holds");
+  v.number("lr", c.lr, "peak learning rate", {.above = 0});
+  v.number("min_lr_ratio", c.min_lr_ratio, "learning rate of the last step, as a share of the peak", share);
+  v.number("warmup_ratio", c.warmup_ratio, "share of the steps in which the rate rises to its peak", share);
+  v.number("weight_decay", c.weight_decay, "decoupled weight decay, on matrices", from0);
+  v.custom(
+      "betas", "AdamW's decay of the first and second moment",
+      [&](const Json& j, const std::string& key) {
+        if (!j.is_array() || j.size() != 2) schema::wrong(key, "a list of 2 numbers", j);
+        for (std::size_t i = 0; i < 2; ++i)
+          c.betas[i] = schema::Reader::as_number(fmt::format("{}[{}]", key, i), j[i], {.below = 1, .at_least = 0});
+      },
+      [&] { return Json(c.betas); });
+  v.number("adam_eps", c.adam_eps, "AdamW's epsilon", {.above = 0});
+  v.number("clip", c.clip, "largest global gradient norm; 0 = no clipping", from0);
+  v.integer("eval_every", c.eval_every, "steps between evaluations (one more at the end); 0 = only at the end", from0);
+  v.integer("eval_batches", c.eval_batches, "batches per evaluation; 0 = all of data.valid", from0);
+  v.integer("save_every", c.save_every, "steps between checkpoints (one more at the end); 0 = only at the end", from0);
+  v.integer("keep", c.keep, "checkpoints to keep", from1);
+  v.choice("save", c.save, kSave, "weights: only the newest checkpoint keeps its optimizer state");
+  v.integer("log_every", c.log_every, "steps between lines of metrics", from1);
+  v.integer("max_skipped", c.max_skipped, "stop after so many steps in a row whose loss or gradient is not finite", from1);
+  v.choice("recompute", c.recompute, kRecompute, "what the backward computes again instead of keeping it");
+}
+
+template <class V>
+static void fields(RunSection& c, V& v) {
+  v.text("dir", c.dir, "the run directory");
+  v.text("device", c.device, "auto, cpu, cuda or cuda:N");
+  v.text("dtype", c.dtype, "fp32 or bf16; auto = bf16 on a GPU, fp32 on a CPU");
+  v.integer("seed", c.seed, "of the weights and of the order of the data", {.at_least = 0});
+  number_or_auto(v, "threads", c.threads, "auto = all cores");
+  v.choice("resume", c.resume, kResume,
+           "what to do with a directory that holds a run: refuse, go on if there is a checkpoint, or insist on one");
+}
+
+template <class V>
+static void fields(RunConfig& c, V& v) {
+  std::int64_t version = kVersion;
+  v.integer("version", version, "of the config's format");
+  check_usage(version == kVersion, "version must be {}, got {}", kVersion, version);
+  v.section("model", c.model, "");
+  v.section("norm", c.model.config.norm, "");
+  v.section("data", c.data, "");
+  v.section("train", c.train, "");
+  v.section("run", c.run, "");
+}
+
+Json config_tree(const std::string& file, const std::vector<std::string>& overrides) {
+  Json tree = file.empty() ? Json::object() : read_yaml(file);
+  if (!tree.is_object()) tree = tree.is_null() ? Json::object() : tree;
+  check_usage(tree.is_object(), "{}: expected a map of keys, got {}", file, schema::show(tree));
+  for (const std::string& word : overrides) apply_override(tree, word);
+  return tree;
+}
+
+RunConfig read_run_config(const Json& tree) {
+  explain_bare(tree);
+  RunConfig c;
+  if (tree.contains("model")) start_from(tree["model"], c.model);
+  schema::read(c, tree);
+  if (c.train.tokens > 0) {
+    const double per_step = static_cast<double>(c.train.batch) * static_cast<double>(c.data.seq_len);
+    c.train.steps = static_cast<std::int64_t>(std::ceil(c.train.tokens / per_step));
+    c.train.tokens = 0;
+  }
+  c.train.micro_batch = std::min(c.train.micro_batch, c.train.batch);
+  if (c.run.dtype != "auto") parse_float_type(c.run.dtype, "run.dtype");
+  c.model.config.max_positions = std::max(c.model.config.max_positions, c.data.seq_len);
+  if (c.model.config.norm.seq_len == 0) c.model.config.norm.seq_len = c.data.seq_len;
+  return c;
+}
+
+Json resolved_tree(const RunConfig& config) { return schema::write(config); }
+
+Json mathematics(const Json& resolved) {
+  std::vector<std::pair<std::string, Json>> flat;
+  flatten(resolved, "", flat);
+  Json out = Json::object();
+  for (auto& [key, value] : flat)
+    if (!may_change(key)) out[key] = std::move(value);
+  return out;
+}
+
+std::vector<std::string> differences(const Json& before, const Json& now) {
+  std::vector<std::string> out;
+  for (const auto& [key, value] : now.items()) {
+    const Json old = before.contains(key) ? before[key] : Json();
+    if (old != value) out.push_back(fmt::format("{} was {}, now is {}", key, schema::show(old), schema::show(value)));
+  }
+  for (const auto& [key, value] : before.items())
+    if (!now.contains(key)) out.push_back(fmt::format("{} was {}, now is absent", key, schema::show(value)));
+  return out;
+}
+
+std::vector<schema::Lister::Entry> config_keys() {
+  RunConfig c;
+  schema::Lister lister;
+  fields(c, lister);
+  return std::move(lister.entries);
+}
+
+}  // namespace bhyt::train

@@ -1,0 +1,80 @@
+// What a run is: the sections model, norm, data, train and run of a config (docs/config.md), read from YAML and key=value words.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/schema.h"
+#include "data/loader.h"
+#include "model/config_keys.h"
+#include "model/model.h"
+#include "train/yaml.h"
+
+namespace bhyt::train {
+
+struct DataEntry {
+  std::string path;   // a token file, a text file or a pattern
+  double weight = 0;  // of a mixture; 0 = by its size
+};
+
+struct DataSection {
+  std::vector<DataEntry> train, valid;
+  std::string tokenizer = "auto";  // auto: what the token files were packed with, else bytes
+  std::int64_t seq_len = 1024;
+  Attend attend = Attend::row;
+};
+
+enum class Save : std::uint8_t { full, weights };
+
+struct TrainSection {
+  std::int64_t steps = 20000;
+  double tokens = 0;             // replaces steps until the config is settled
+  std::int64_t batch = 16;       // sequences per optimizer step
+  std::int64_t micro_batch = 0;  // 0 = auto
+  double lr = 5e-4, min_lr_ratio = 0.01, warmup_ratio = 0.1, weight_decay = 0.1;
+  std::array<double, 2> betas{0.9, 0.95};
+  double adam_eps = 1e-8, clip = 1.0;
+  std::int64_t eval_every = 500, eval_batches = 32, save_every = 1000, keep = 3, log_every = 10, max_skipped = 10;
+  Save save = Save::full;
+  Recompute recompute = Recompute::none;
+};
+
+enum class Resume : std::uint8_t { never, auto_, must };
+
+struct RunSection {
+  std::string dir = "runs/pretrain";
+  std::string device = "auto", dtype = "auto";  // dtype auto: bf16 on a GPU, fp32 on a CPU
+  std::uint64_t seed = 0;
+  std::int64_t threads = 0;  // 0 = auto
+  Resume resume = Resume::never;
+};
+
+struct RunConfig {
+  ModelSection model;  // its config holds the norm section too
+  DataSection data;
+  TrainSection train;
+  RunSection run;
+};
+
+// CONFIG.yaml ("" = none) with key=value words on top.
+Json config_tree(const std::string& file, const std::vector<std::string>& overrides);
+
+// Reads and checks a tree: unknown keys, types, ranges, tokens → steps, p → κ. With model.init the checkpoint's config is the base.
+// data.train may still be missing: not every command trains.
+RunConfig read_run_config(const Json& tree);
+
+// Every key explicit, with the format version: what goes into resolved.yaml, and what read_run_config turns back into the same config.
+Json resolved_tree(const RunConfig& config);
+
+// The part of a resolved tree that a resumed run may not change.
+Json mathematics(const Json& resolved);
+// "train.lr was 0.0005, now is 0.001" for every difference.
+std::vector<std::string> differences(const Json& before, const Json& now);
+
+// All keys with help and default, for `bhyt help pretrain`.
+std::vector<schema::Lister::Entry> config_keys();
+
+}  // namespace bhyt::train

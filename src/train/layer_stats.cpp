@@ -1,0 +1,68 @@
+#include "train/layer_stats.h"
+
+#include <fmt/format.h>
+
+#include <array>
+
+#include "ops/norm/norm.h"
+#include "train/metrics.h"
+
+namespace bhyt::train {
+
+namespace {
+
+// One scalar per block, as `name` under each of the blocks' norms: null where a block has none, empty where none has.
+Json scalars(const Parameters& parameters, std::int64_t layers, const char* site, const char* name) {
+  Json out = Json::array();
+  bool any = false;
+  for (std::int64_t l = 0; l < layers; ++l) {
+    const Parameter* p = parameters.find(fmt::format("model.layers.{}.{}.{}", l, site, name));
+    out.push_back(p ? Json(short_decimal(parameters.read_value(*p)[0])) : Json());
+    any |= p != nullptr;
+  }
+  return any ? out : Json::array();
+}
+
+}  // namespace
+
+LayerStats::LayerStats(Model& model)
+    : model_(model), moments_(model.device(), DType::f32, {4}), layers_(static_cast<std::size_t>(model.config().layers) + 1) {
+  model_.set_observer([this](std::string_view what, std::int64_t layer, const Tensor& x) {
+    if (what == "embedding" || what == "block") see(layer, x);
+  });
+}
+
+LayerStats::~LayerStats() { model_.set_observer({}); }
+
+void LayerStats::see(std::int64_t layer, const Tensor& x) {
+  row_moments(x, moments_);
+  std::array<float, 4> m{};
+  device_copy(Device::cpu(), m.data(), model_.device(), moments_.t.data, sizeof m);
+  Sums& s = layers_.at(static_cast<std::size_t>(layer));
+  const auto n = static_cast<double>(x.rows());
+  s.tokens += n;
+  s.norm += n * static_cast<double>(m[0]);
+  s.abs += n * static_cast<double>(m[1]);
+  s.variance += n * static_cast<double>(m[2]);
+}
+
+Json LayerStats::result() const {
+  Json out = {{"norm", Json::array()}, {"abs", Json::array()}, {"variance", Json::array()}};
+  const auto mean = [](double sum, double n) { return short_decimal(static_cast<float>(sum / n)); };
+  for (const Sums& s : layers_) {
+    out["norm"].push_back(mean(s.norm, s.tokens));
+    out["abs"].push_back(mean(s.abs, s.tokens));
+    out["variance"].push_back(mean(s.variance, s.tokens));
+  }
+  const Parameters& p = model_.parameters();
+  for (const auto& [name, parameter] : {std::pair{"lambda", "lam"}, std::pair{"alpha", "alpha"}}) {
+    const std::string prefix = name;
+    if (Json j = scalars(p, model_.config().layers, "input_layernorm", parameter); !j.empty()) out[prefix + "_attn"] = std::move(j);
+    if (Json j = scalars(p, model_.config().layers, "post_attention_layernorm", parameter); !j.empty()) out[prefix + "_mlp"] = std::move(j);
+    if (const Parameter* last = p.find(fmt::format("model.norm.{}", parameter)))
+      out[prefix + "_last"] = short_decimal(p.read_value(*last)[0]);
+  }
+  return out;
+}
+
+}  // namespace bhyt::train

@@ -1,0 +1,81 @@
+#include "train/metrics.h"
+
+#include <charconv>
+#include <chrono>
+#include <cmath>
+
+namespace bhyt::train {
+
+namespace {
+
+// Bytes of the lines that are whole and not of a later step.
+std::size_t good_lines(const std::string& text, std::int64_t last_step) {
+  std::size_t at = 0;
+  for (std::size_t end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
+    const Json line =
+        Json::parse(text.begin() + static_cast<std::ptrdiff_t>(at), text.begin() + static_cast<std::ptrdiff_t>(end), nullptr, false);
+    if (!line.is_object() || !line.contains("step") || !line["step"].is_number() || line["step"] > last_step) break;
+  }
+  return at;
+}
+
+AppendFile open_lines(const fs::path& file, std::int64_t last_step) {
+  if (fs::exists(file)) cut_file(file, good_lines(read_text(file), last_step));
+  return AppendFile(file);
+}
+
+double rounded(double value, double per_unit) { return std::round(value * per_unit) / per_unit; }
+
+}  // namespace
+
+double unix_time() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+
+double short_decimal(float value) {
+  double out = 0;
+  const std::string text = fmt::format("{}", value);
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), out);
+  return error == std::errc() ? out : static_cast<double>(value);
+}
+
+Metrics::Metrics(const fs::path& dir, std::int64_t last_step)
+    : lines_(open_lines(dir / "metrics.jsonl", last_step)), events_(dir, last_step, unix_time()) {}
+
+void Metrics::put(const Json& line) { lines_.append(line.dump() + "\n"); }
+
+void Metrics::training(const TrainingLine& l) {
+  const double now = unix_time();
+  Json line = {{"step", l.step},
+               {"tokens", l.tokens},
+               {"loss", l.loss},
+               {"grad_norm", short_decimal(l.grad_norm)},
+               {"lr", l.lr},
+               {"tok_s", std::round(l.tok_s)},
+               {"step_ms", rounded(l.step_ms, 1000)}};
+  if (l.mfu) line["mfu"] = rounded(*l.mfu, 10000);
+  line["time"] = rounded(now, 1000);
+  put(line);
+  std::vector<Scalar> scalars = {{"train/loss", static_cast<float>(l.loss)},
+                                 {"train/grad_norm", l.grad_norm},
+                                 {"train/lr", static_cast<float>(l.lr)},
+                                 {"train/tok_s", static_cast<float>(l.tok_s)}};
+  if (l.mfu) scalars.emplace_back("train/mfu", static_cast<float>(*l.mfu));
+  events_.write(now, l.step, scalars);
+}
+
+void Metrics::validation(std::int64_t step, double loss, std::int64_t tokens) {
+  put({{"step", step}, {"valid_loss", loss}, {"valid_tokens", tokens}});
+  events_.write(unix_time(), step, {{"valid/loss", static_cast<float>(loss)}});
+}
+
+void Metrics::layers(std::int64_t step, const Json& layers) { put({{"step", step}, {"layers", layers}}); }
+
+void Metrics::event(std::int64_t step, const std::string& what, const std::string& reason) {
+  put({{"step", step}, {"event", what}, {"reason", reason}});
+}
+
+void Metrics::sync() {
+  lines_.sync();
+  events_.sync();
+}
+
+}  // namespace bhyt::train

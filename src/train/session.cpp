@@ -1,0 +1,128 @@
+#include "train/session.h"
+
+#include <algorithm>
+
+#include "core/log.h"
+#include "core/parallel.h"
+#include "model/checkpoint.h"
+#include "train/console.h"
+
+namespace bhyt::train {
+
+namespace {
+
+constexpr const char* kResolved = "resolved.yaml";
+
+// Fails on a config that no model or data can make right, before anything is written. The vocabulary may still be open.
+void check_config(RunConfig& config) {
+  parse_device(config.run.device);
+  expand_data(config.data);
+  ModelConfig model = config.model.config;
+  model.vocab = std::max<std::int64_t>(model.vocab, 1);
+  validate(model);
+  plan_norms(model.norm, model.layers, model.d, model.eps);
+}
+
+void refuse_or_find(const RunConfig& config, const RunDir& dir, std::optional<Found>& found) {
+  const std::string path = dir.path().string();
+  check_usage(config.run.resume != Resume::never || !dir.holds_run(),
+              "{} already holds a run; resume=auto goes on with it, another run.dir starts a new one", path);
+  if (config.run.resume == Resume::never) return;
+  found = find_checkpoint(dir);
+  check_usage(found || config.run.resume != Resume::must, "resume=must, but {} holds no checkpoint that verifies", path);
+}
+
+// What auto meant when the run began, so that a resumed run computes the same bits.
+void inherit_auto(RunConfig& config, const RunDir& dir) {
+  const fs::path file = dir.path() / kResolved;
+  if (!fs::exists(file)) return;
+  const Json old = parse_yaml(read_text(file), file.string());
+  if (!old.is_object() || !old.contains("run") || !old.contains("train")) return;
+  if (config.run.dtype == "auto") config.run.dtype = old["run"].value("dtype", "auto");
+  if (config.train.micro_batch == 0 && old["train"].value("batch", Json()) == config.train.batch)
+    if (const Json micro = old["train"].value("micro_batch", Json()); micro.is_number_integer()) config.train.micro_batch = micro;
+}
+
+// As many sequences as half the machine's memory (nine tenths of a GPU's) holds beside weights and optimizer, in pieces of equal size.
+// From the total, not from what is free now: the same machine gives the same bits.
+std::int64_t auto_micro_batch(Model& model, const OptimizerState& state, const RunConfig& config) {
+  model.prepare(1, config.data.seq_len, true, config.train.recompute);
+  const MemoryUse use = model.memory();
+  const auto per_row = static_cast<double>(use.activations + use.workspace);
+  const auto fixed = static_cast<double>(use.weights + state.gradients.memory.bytes() + state.master_and_moment_bytes());
+  const double room = static_cast<double>(total_memory(model.device())) * (model.device().is_cuda() ? 0.9 : 0.5) - fixed;
+  const std::int64_t batch = config.train.batch;
+  const auto fits = static_cast<std::int64_t>(std::clamp(room / per_row, 1.0, static_cast<double>(batch)));
+  const std::int64_t pieces = (batch + fits - 1) / fits;
+  return (batch + pieces - 1) / pieces;
+}
+
+void open_model(Session& s, Device device, bool resuming) {
+  s.model = std::make_unique<Model>(s.config.model.config, device, parse_float_type(s.config.run.dtype, "run.dtype"));
+  if (!resuming) {
+    if (s.config.model.init.empty())
+      s.model->parameters().initialize(s.config.run.seed);
+    else
+      load_weights(s.config.model.init, s.model->parameters());
+    s.model->refresh_constants();
+  }
+  s.state = std::make_unique<OptimizerState>(*s.model);
+  if (s.config.train.micro_batch == 0) s.config.train.micro_batch = auto_micro_batch(*s.model, *s.state, s.config);
+  s.model->prepare(s.config.train.micro_batch, s.config.data.seq_len, true, s.config.train.recompute);
+  s.uploader = std::make_unique<Uploader>(device, s.config.train.micro_batch, s.config.data.seq_len);
+}
+
+void open_loaders(Session& s) {
+  const auto open = [&](const std::vector<DataPart>& parts, bool shuffle) {
+    return std::make_unique<Loader>(LoaderOptions{.parts = parts,
+                                                  .seq_len = s.config.data.seq_len,
+                                                  .batch = s.config.train.batch,
+                                                  .seed = s.config.run.seed,
+                                                  .shuffle = shuffle,
+                                                  .attend = s.config.data.attend});
+  };
+  s.train = open(s.data.train, true);
+  if (!s.data.valid.empty()) s.valid = open(s.data.valid, false);
+}
+
+}  // namespace
+
+std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
+  auto session = std::make_unique<Session>();
+  Session& s = *session;
+  s.config = config;
+  check_config(s.config);
+  const Device device = parse_device(s.config.run.device);
+  set_num_threads(static_cast<int>(s.config.run.threads));
+
+  std::optional<Found> found;
+  s.dir = std::make_unique<RunDir>(s.config.run.dir);
+  refuse_or_find(s.config, *s.dir, found);
+  if (found) inherit_auto(s.config, *s.dir);
+  s.config.run.device = name_of(device);
+  if (s.config.run.dtype == "auto") s.config.run.dtype = device.is_cuda() ? "bf16" : "fp32";
+  log::open_file((s.dir->path() / "log.txt").string());
+
+  s.data = open_data(s.config, (s.dir->path() / "data").string());
+  open_loaders(s);
+  Json math = mathematics(resolved_tree(s.config));
+  math["data.tokenizer"] = fmt::format("{:016x}", s.data.fingerprint);
+  if (found) check_mathematics(*found, math, force);
+
+  open_model(s, device, found.has_value());
+  if (found) {
+    s.progress = load_checkpoint(*found, *s.model, *s.state);
+    check_usage(s.progress.step <= s.config.train.steps, "train.steps must be at least {}, the step of {}, got {}", s.progress.step,
+                found->dir.string(), s.config.train.steps);
+  }
+  replace_synced(s.dir->path() / kResolved, write_yaml(resolved_tree(s.config)));
+  s.metrics = std::make_unique<Metrics>(s.dir->path(), s.progress.step);
+  s.checkpoints = std::make_unique<CheckpointContext>(CheckpointContext{.config = s.config,
+                                                                        .tokenizer = s.data.tokenizer.get(),
+                                                                        .mathematics = math,
+                                                                        .rows_per_epoch = static_cast<double>(s.train->rows())});
+  if (found) log::info("going on after step {} from {}", s.progress.step, found->dir.string());
+  return session;
+}
+
+}  // namespace bhyt::train

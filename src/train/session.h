@@ -1,0 +1,32 @@
+// Everything a run holds while it trains, opened in the order in which things can go wrong: config, directory, data, model, checkpoint.
+#pragma once
+
+#include <memory>
+
+#include "train/batches.h"
+#include "train/checkpointing.h"
+#include "train/config.h"
+#include "train/data.h"
+#include "train/metrics.h"
+#include "train/run_dir.h"
+#include "train/state.h"
+
+namespace bhyt::train {
+
+struct Session {
+  RunConfig config;  // resolved
+  std::unique_ptr<RunDir> dir;
+  RunData data;
+  std::unique_ptr<Loader> train, valid;  // valid: null without validation data
+  std::unique_ptr<Model> model;
+  std::unique_ptr<OptimizerState> state;
+  std::unique_ptr<Uploader> uploader;
+  std::unique_ptr<Metrics> metrics;
+  std::unique_ptr<CheckpointContext> checkpoints;
+  Progress progress;
+};
+
+// Not movable once open: parts point at each other.
+std::unique_ptr<Session> open_session(const RunConfig& config, bool force);
+
+}  // namespace bhyt::train

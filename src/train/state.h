@@ -1,0 +1,45 @@
+// What a run carries from step to step beside the weights, and how it is written into and read from a checkpoint.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/memory.h"
+#include "core/schema.h"
+#include "model/model.h"
+#include "train/files.h"
+
+namespace bhyt::train {
+
+using schema::Json;
+
+// fp32 arenas beside the parameters. In an fp32 run the weights themselves are the masters.
+struct OptimizerState {
+  OwnedTensor gradients, m, v, own_master;
+  Tensor master;
+
+  explicit OptimizerState(const Model& model);  // moments zero, masters from the weights
+  std::size_t master_and_moment_bytes() const;
+};
+
+// All that the mathematics and the metrics of the next step depend on.
+struct Progress {
+  std::int64_t step = 0;     // done
+  std::int64_t updates = 0;  // steps that were not skipped: AdamW's bias correction counts these
+  std::int64_t skipped_in_row = 0;
+  double loss_sum = 0;  // since the last line of metrics
+  std::int64_t loss_count = 0;
+  double best_metric = 0;  // lowest validation loss, at best_step (0 = none yet)
+  std::int64_t best_step = 0;
+  Json log_history = Json::array();
+};
+
+// optimizer.safetensors: m.NAME, v.NAME, master.NAME (bf16 runs only) of every parameter, and c_attn.
+void save_optimizer(const fs::path& file, const Model& model, const OptimizerState& state);
+// Restores moments, masters (and with them the weights) and c_attn.
+void load_optimizer(const fs::path& file, Model& model, OptimizerState& state);
+
+Json to_json(const Progress& progress);
+Progress progress_from(const Json& state, const std::string& where);
+
+}  // namespace bhyt::train

@@ -1,0 +1,261 @@
+#include "train/trainer.h"
+
+#include <signal.h>
+
+#include <chrono>
+#include <cmath>
+
+#include "core/log.h"
+#include "ops/adamw/adamw.h"
+#include "train/console.h"
+#include "train/layer_stats.h"
+#include "train/schedule.h"
+#include "train/session.h"
+#include "train/signals.h"
+
+namespace bhyt::train {
+
+namespace {
+
+constexpr std::int64_t kLayerLines = 32;  // in metrics.jsonl over a run, beside the first and the last step
+
+double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+bool every(std::int64_t step, std::int64_t interval) { return interval > 0 && step % interval == 0; }
+
+float on_host(const OwnedTensor& scalar) {
+  float value = 0;
+  device_copy(Device::cpu(), &value, scalar.t.device, scalar.t.data, sizeof value);
+  return value;
+}
+
+// Time spent in steps: evaluation, saving and pauses left out.
+struct Clock {
+  double spent = 0;
+  std::int64_t steps = 0;
+  double per_step() const { return steps ? spent / static_cast<double>(steps) : 0; }
+};
+
+}  // namespace
+
+struct Trainer::Impl {
+  std::unique_ptr<Session> session;
+  TrainerOptions options;
+  OwnedTensor loss, norm;  // fp32 [1] on the device
+  std::vector<ArenaSpan> spans;
+  double peak = 0;
+  Clock total, window;  // of this call, and since the last line of metrics
+  float grad_norm = 0;
+  double lr = 0;
+  double shown = 0;  // when the step line was last redrawn
+  Outcome outcome;
+
+  Session& s() { return *session; }
+  const TrainSection& train() const { return session->config.train; }
+
+  double tokens_per_step() const { return static_cast<double>(train().batch) * static_cast<double>(session->config.data.seq_len); }
+  double tok_s(const Clock& clock) const {
+    return clock.spent > 0 ? tokens_per_step() * static_cast<double>(clock.steps) / clock.spent : 0;
+  }
+  std::optional<double> mfu(const Clock& clock) const {
+    if (peak <= 0) return std::nullopt;
+    return flops_per_token(session->model->config(), session->config.data.seq_len) * tok_s(clock) / peak;
+  }
+
+  void greet() {
+    const RunConfig& c = s().config;
+    log::info("{}", headline(*s().model));
+    log::info("{}", memory_line(*s().model, *s().state));
+    const std::int64_t pieces = (c.train.batch + c.train.micro_batch - 1) / c.train.micro_batch;
+    log::info("data    {} rows of {} tokens | batch {}{} | {} steps = {} tokens, {:.3g} epochs | {}", grouped(s().train->rows()),
+              c.data.seq_len, c.train.batch, pieces > 1 ? fmt::format(" in {} pieces", pieces) : "", grouped(c.train.steps),
+              log::human_count(tokens_per_step() * static_cast<double>(c.train.steps)),
+              static_cast<double>(c.train.steps * c.train.batch) / static_cast<double>(s().train->rows()), c.run.dir);
+  }
+
+  // Gradients and loss of one step, over all its micro-batches; every token weighs the same.
+  void accumulate(const HostBatch& host, std::int64_t step) {
+    const auto scored = static_cast<double>(scored_tokens(host));
+    const NormPlan& norms = s().model->norms();
+    zero(s().state->gradients);
+    zero(loss);
+    for (std::int64_t row = 0; row < host.batch; row += s().uploader->rows())
+      s().model->forward_backward(s().uploader->upload(host, row), {.gradients = s().state->gradients,
+                                                                    .loss = loss,
+                                                                    .scale = static_cast<float>(1.0 / std::max(scored, 1.0)),
+                                                                    .tokens_in_step = static_cast<double>(host.batch * host.seq),
+                                                                    .with_aux = (step - 1) % norms.aux_every == 0});
+    gradient_norm(s().state->gradients, spans, norm);
+  }
+
+  void update() {
+    OptimizerState& o = *s().state;
+    const TrainSection& t = train();
+    adamw(o.master, o.gradients, o.m, o.v, spans,
+          {.lr = lr,
+           .beta1 = t.betas[0],
+           .beta2 = t.betas[1],
+           .eps = t.adam_eps,
+           .weight_decay = t.weight_decay,
+           .step = ++s().progress.updates,
+           .grad_norm = norm,
+           .clip = t.clip});
+  }
+
+  void skip(std::int64_t step, float step_loss) {
+    Progress& p = s().progress;
+    const std::string reason =
+        std::isfinite(step_loss) ? fmt::format("the gradient norm is {}", grad_norm) : fmt::format("the loss is {}", step_loss);
+    s().metrics->event(step, "skipped_step", reason);
+    log::warning("step {} skipped: {}", step, reason);
+    if (++p.skipped_in_row < train().max_skipped) return;
+    s().metrics->sync();
+    throw Error(
+        fmt::format("stopped at step {}: {} steps in a row were skipped, {}; earlier checkpoints are untouched. A lower train.lr or a "
+                    "longer train.warmup_ratio may help",
+                    step, p.skipped_in_row, reason));
+  }
+
+  void step() {
+    Progress& p = s().progress;
+    const std::int64_t step = p.step + 1;
+    if (options.before_step) options.before_step(*s().model, step);
+    const double before = seconds();
+    lr = learning_rate(
+        {.lr = train().lr, .min_lr_ratio = train().min_lr_ratio, .warmup_ratio = train().warmup_ratio, .steps = train().steps}, step);
+    const HostBatch host = s().train->next();
+    const bool look = step == 1 || step == train().steps || every(step, (train().steps + kLayerLines - 1) / kLayerLines);
+    Json layers;
+    {
+      std::optional<LayerStats> stats;
+      if (look) stats.emplace(*s().model);
+      accumulate(host, step);
+      if (look) layers = stats->result();  // before the update: of the weights that made this step's loss
+    }
+    const float sum = on_host(loss);
+    grad_norm = on_host(norm);
+    const bool good = std::isfinite(sum) && std::isfinite(grad_norm);
+    if (good) {
+      update();
+      p.loss_sum += static_cast<double>(sum) / static_cast<double>(std::max<std::int64_t>(scored_tokens(host), 1));
+      ++p.loss_count;
+      p.skipped_in_row = 0;
+    }
+    if (every(step, refresh_interval(s().config.model.config.norm, train().steps))) s().model->refresh_constants();
+    p.step = step;
+    const double took = seconds() - before;
+    for (Clock* c : {&total, &window}) c->spent += took, ++c->steps;
+    if (look) s().metrics->layers(step, layers);
+    if (!good) skip(step, sum);
+  }
+
+  void write_line() {
+    Progress& p = s().progress;
+    if (p.loss_count == 0) return;  // all skipped
+    const double mean = p.loss_sum / static_cast<double>(p.loss_count);
+    s().metrics->training({.step = p.step,
+                           .tokens = p.step * train().batch * s().config.data.seq_len,
+                           .loss = mean,
+                           .lr = lr,
+                           .grad_norm = grad_norm,
+                           .tok_s = tok_s(window),
+                           .step_ms = window.per_step() * 1000,
+                           .mfu = mfu(window)});
+    p.log_history.push_back({{"step", p.step}, {"loss", mean}, {"grad_norm", short_decimal(grad_norm)}, {"learning_rate", lr}});
+    if (!log::stderr_is_terminal()) show(mean, window);
+    outcome.loss = mean;
+    p.loss_sum = 0;
+    p.loss_count = 0;
+    window = {};
+  }
+
+  void show(double mean, const Clock& clock) {
+    log::status(step_line({.step = s().progress.step,
+                           .steps = train().steps,
+                           .loss = mean,
+                           .grad_norm = static_cast<double>(grad_norm),
+                           .lr = lr,
+                           .tok_s = tok_s(clock),
+                           .mfu = mfu(clock),
+                           .eta_s = static_cast<double>(train().steps - s().progress.step) * total.per_step()}));
+  }
+
+  void redraw() {
+    const Progress& p = s().progress;
+    if (!log::stderr_is_terminal() || p.loss_count == 0 || seconds() - shown < 0.1) return;
+    shown = seconds();
+    show(p.loss_sum / static_cast<double>(p.loss_count), window);
+  }
+
+  void validate() {
+    Progress& p = s().progress;
+    const Evaluation e = evaluate(*s().model, *s().valid, *s().uploader, train().eval_batches);
+    s().metrics->validation(p.step, e.loss, e.tokens);
+    p.log_history.push_back({{"step", p.step}, {"eval_loss", e.loss}});
+    if (p.best_step == 0 || e.loss < p.best_metric) p.best_metric = e.loss, p.best_step = p.step;
+    outcome.valid_loss = e.loss;
+    log::info("valid   step {}  loss {:.4f}  over {} tokens", p.step, e.loss, grouped(e.tokens));
+  }
+
+  void save(bool interrupted) {
+    s().metrics->sync();  // a checkpoint never runs ahead of its metrics
+    save_checkpoint(*s().dir, *s().checkpoints, *s().model, *s().state, s().progress, interrupted);
+    outcome.checkpoint = s().dir->checkpoint(s().progress.step).string();
+    log::info("saved   {}", outcome.checkpoint);
+  }
+
+  // Everything that may follow a step. True: the run is to stop.
+  bool after_step(const StopSignals& stop) {
+    const Progress& p = s().progress;
+    const bool last = p.step == train().steps;
+    redraw();
+    if (last || every(p.step, train().log_every)) write_line();
+    if (s().valid && (last || every(p.step, train().eval_every))) validate();
+    // While steps are being skipped the weights are in doubt: no checkpoint of them pushes out a good one.
+    const bool saved = last || (every(p.step, train().save_every) && p.skipped_in_row == 0);
+    if (saved) save(false);
+    if (last || !stop.received()) return last;
+    outcome.signal = stop.received();
+    if (!saved) save(true);
+    log::info("stopped by {} after step {}; resume=auto goes on from here", outcome.signal == SIGINT ? "SIGINT" : "SIGTERM", p.step);
+    return true;
+  }
+};
+
+Trainer::Trainer(const RunConfig& config, TrainerOptions options) : impl_(std::make_unique<Impl>()) {
+  impl_->session = open_session(config, options.force);
+  impl_->options = std::move(options);
+  const Model& model = *impl_->session->model;
+  impl_->loss = OwnedTensor(model.device(), DType::f32, {1});
+  impl_->norm = OwnedTensor(model.device(), DType::f32, {1});
+  impl_->spans = model.parameters().spans();
+}
+
+Trainer::~Trainer() { log::close_file(); }
+
+const RunConfig& Trainer::config() const { return impl_->session->config; }
+Model& Trainer::model() { return *impl_->session->model; }
+
+Outcome Trainer::run() {
+  Impl& t = *impl_;
+  const std::int64_t steps = t.train().steps;
+  t.greet();
+  if (t.s().progress.step < steps) {
+    const StopSignals stop;
+    t.peak = peak_flops(t.s().model->device(), t.s().model->type());
+    t.s().train->start(t.s().progress.step);
+    do t.step();
+    while (!t.after_step(stop));
+  } else {
+    t.outcome.checkpoint = t.s().dir->checkpoint(steps).string();
+    log::info("nothing left to do: all {} steps are done", steps);
+  }
+  t.outcome.step = t.s().progress.step;
+  t.outcome.tok_s = t.tok_s(t.total);
+  if (t.outcome.step == steps && t.total.steps > 0)
+    log::info("done    {} steps  loss {:.4f}{}  {} tok/s", steps, t.outcome.loss,
+              t.outcome.valid_loss ? fmt::format("  valid {:.4f}", *t.outcome.valid_loss) : "", log::human_count(t.outcome.tok_s));
+  return t.outcome;
+}
+
+}  // namespace bhyt::train

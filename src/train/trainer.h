@@ -1,0 +1,43 @@
+// Pretraining: a run directory from a config. A step is a pure function of (weights, optimizer state, batch n, step), so that a run that
+// was killed and resumed goes through the same bits as one that was not.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "train/config.h"
+
+namespace bhyt::train {
+
+struct TrainerOptions {
+  bool force = false;                                               // resume although the mathematics changed
+  std::function<void(Model&, std::int64_t step)> before_step = {};  // for programs that embed the trainer
+};
+
+struct Outcome {
+  std::int64_t step = 0;  // the last one done
+  double loss = 0;        // of the last line of metrics; 0 without
+  std::optional<double> valid_loss;
+  double tok_s = 0;        // over the whole call, evaluation and saving left out
+  std::string checkpoint;  // the newest one
+  int signal = 0;          // SIGINT or SIGTERM when that ended it
+};
+
+class Trainer {
+ public:
+  // Opens or resumes the run directory and makes everything ready. UsageError for what the config gets wrong.
+  Trainer(const RunConfig& config, TrainerOptions options);
+  ~Trainer();
+
+  Outcome run();
+  const RunConfig& config() const;  // resolved
+  Model& model();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace bhyt::train

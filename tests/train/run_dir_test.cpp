@@ -1,0 +1,114 @@
+#include "train/run_dir.h"
+
+#include <gtest/gtest.h>
+
+#include "core/error.h"
+#include "tests/train/helpers.h"
+
+namespace bhyt::train {
+namespace {
+
+std::string message_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+void fill(const fs::path& dir) {
+  write_synced(dir / "a.bin", std::string(1000, 'a'));
+  write_synced(dir / "optimizer.bin", "moments");
+}
+
+TEST(RunDir, IsLockedWhileOpen) {
+  const Folder tmp;
+  {
+    const RunDir first(tmp.path / "deep" / "run");
+    EXPECT_EQ(message_of([&] { RunDir second(tmp.path / "deep" / "run"); }),
+              fmt::format("the run directory {} is being written by another process", (tmp.path / "deep" / "run").string()));
+  }
+  const RunDir again(tmp.path / "deep" / "run");
+}
+
+TEST(RunDir, SaysWhyItCannotBeMade) {
+  const Folder tmp;
+  write_synced(tmp.path / "file", "x");
+  EXPECT_NE(message_of([&] { RunDir d(tmp.path / "file" / "run"); }).find("could not make the run directory"), std::string::npos);
+  EXPECT_NE(message_of([&] { RunDir d(tmp.path / "file"); }).find("could not make the run directory"), std::string::npos);
+}
+
+TEST(RunDir, CheckpointsAreListedNewestFirst) {
+  const Folder tmp;
+  RunDir dir(tmp.path / "run");
+  EXPECT_FALSE(dir.holds_run());
+  for (int step : {9, 100, 20}) dir.write_checkpoint(step, fill);
+  fs::create_directory(dir.path() / "checkpoint-x");
+  write_synced(dir.path() / "checkpoint-7", "a file, no checkpoint");
+  EXPECT_EQ(dir.checkpoints(), (std::vector<std::int64_t>{100, 20, 9}));
+  EXPECT_TRUE(dir.holds_run());
+  dir.remove_checkpoint(20);
+  EXPECT_EQ(dir.checkpoints(), (std::vector<std::int64_t>{100, 9}));
+}
+
+TEST(RunDir, AFailedSaveLeavesNothingAndTouchesNothing) {
+  const Folder tmp;
+  RunDir dir(tmp.path / "run");
+  dir.write_checkpoint(1, fill);
+  const auto broken = [](const fs::path& to) {
+    fill(to);
+    throw Error("no space left");
+  };
+  EXPECT_EQ(message_of([&] { dir.write_checkpoint(2, broken); }),
+            fmt::format("could not save {}: no space left (earlier checkpoints are untouched)", dir.checkpoint(2).string()));
+  EXPECT_NE(message_of([&] { dir.write_checkpoint(1, broken); }), "");
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir.path()), fs::directory_iterator()), 1);
+  EXPECT_EQ(verify_checkpoint(dir.checkpoint(1)), "");
+}
+
+TEST(RunDir, LeftoversAreCleared) {
+  const Folder tmp;
+  fs::create_directories(tmp.path / "run" / "tmp-checkpoint-5");
+  write_synced(tmp.path / "run" / "tmp-checkpoint-5" / "half", "x");
+  const RunDir dir(tmp.path / "run");
+  EXPECT_FALSE(fs::exists(tmp.path / "run" / "tmp-checkpoint-5"));
+  EXPECT_TRUE(dir.checkpoints().empty());
+}
+
+TEST(RunDir, DamageIsSeenAndNamed) {
+  const Folder tmp;
+  RunDir dir(tmp.path / "run");
+  const fs::path at = dir.checkpoint(3);
+  const auto fresh = [&] { dir.write_checkpoint(3, fill); };
+  fresh();
+  EXPECT_EQ(verify_checkpoint(at), "");
+  cut_file(at / "a.bin", 999);
+  EXPECT_EQ(verify_checkpoint(at), "a.bin has 999 bytes instead of 1000");
+  fresh();
+  write_synced(at / "a.bin", std::string(999, 'a') + "b");
+  EXPECT_EQ(verify_checkpoint(at), "a.bin is damaged (its checksum differs)");
+  fresh();
+  fs::remove(at / "optimizer.bin");
+  EXPECT_EQ(verify_checkpoint(at), "optimizer.bin is missing");
+  fresh();
+  for (const char* text : {"", "{", "[]", "{\"files\": 3}", "{\"files\": {\"a.bin\": {}}}"}) {
+    write_synced(at / "manifest.json", text);
+    EXPECT_EQ(verify_checkpoint(at), "manifest.json is damaged") << text;
+  }
+  fs::remove(at / "manifest.json");
+  EXPECT_EQ(verify_checkpoint(at), "it has no manifest.json");
+}
+
+TEST(RunDir, AFileCanLeaveACheckpoint) {
+  const Folder tmp;
+  RunDir dir(tmp.path / "run");
+  dir.write_checkpoint(3, fill);
+  dir.remove_from_checkpoint(3, "optimizer.bin");
+  dir.remove_from_checkpoint(3, "optimizer.bin");
+  EXPECT_FALSE(fs::exists(dir.checkpoint(3) / "optimizer.bin"));
+  EXPECT_EQ(verify_checkpoint(dir.checkpoint(3)), "");
+}
+
+}  // namespace
+}  // namespace bhyt::train
