@@ -154,12 +154,14 @@ std::map<std::string, std::vector<char>> Context::bytes() const {
 }
 
 double Context::forward_bytes() const {
+  if (case_.bytes > 0) return case_.bytes;
   double n = 0;
   for (const auto& [name, t] : values_) n += static_cast<double>(t.t.bytes());
   return n;
 }
 
 double Context::backward_bytes() const {
+  if (case_.backward_bytes > 0) return case_.backward_bytes;
   double n = 0;
   for (const Input& in : case_.inputs) n += static_cast<double>(values_.at(in.name).t.bytes());
   for (const auto& [name, t] : grads_) n += static_cast<double>(t.t.bytes());
@@ -169,13 +171,13 @@ double Context::backward_bytes() const {
 namespace {
 
 // The tolerance of each element: `relative` of the largest magnitude of the tensor or of its row.
-std::vector<double> scaled(const std::vector<double>& reference, const Shape& shape, bool by_row, double relative) {
+std::vector<double> scaled(const std::vector<double>& reference, const Shape& shape, bool by_row, double relative, double floor = 0) {
   const std::size_t n = reference.size(), cols = by_row && shape.size() > 1 ? static_cast<std::size_t>(shape.back()) : n;
   std::vector<double> t(n);
   for (std::size_t r = 0; cols > 0 && r < n; r += cols) {
     double top = 0;
     for (std::size_t i = r; i < r + cols; ++i) top = std::max(top, std::fabs(reference[i]));
-    for (std::size_t i = r; i < r + cols; ++i) t[i] = relative * top + 1e-30;
+    for (std::size_t i = r; i < r + cols; ++i) t[i] = relative * top + floor + 1e-30;
   }
   return t;
 }
@@ -197,7 +199,7 @@ void compare(const std::string& what, const std::vector<double>& expected, const
 void check_forward(const Case& c, const Context& context, const Arrays& exact, const Arrays& low) {
   for (const Output& out : c.outputs) {
     const auto& e = exact.at(out.name);
-    auto tolerance = scaled(e, out.shape, c.by_row, c.ulps * 0x1p-24);
+    auto tolerance = scaled(e, out.shape, c.by_row, c.ulps * 0x1p-24, c.floor);
     if (out.type == Output::Type::integer) tolerance.assign(e.size(), 0.25);
     // bf16: twice the error of the low-precision reference, itself taken per tensor or row.
     if (context.dtype() == DType::bf16 && out.type != Output::Type::integer) {
@@ -238,7 +240,7 @@ void check_gradient(const Case& c, const Context& context, const Arrays& values,
   const std::size_t n = x.size();
   double relative = c.grad_ulps * 0x1p-24;
   if (context.dtype() == DType::bf16) relative += c.bf16_grad_ulps * 0x1p-9;
-  const auto tolerance = scaled(got, in.shape, c.by_row && in.role == Role::activation, relative);
+  const auto tolerance = scaled(got, in.shape, c.by_row && in.role == Role::activation, relative, c.floor);
   for (double g : got)
     if (!std::isfinite(g)) {
       ADD_FAILURE() << "d" << in.name << " holds " << g;

@@ -76,10 +76,11 @@ struct Case {
   double ulps = 64, grad_ulps = 256;
   // How far bf16 gradients may be off, in units of 2^-9 of that magnitude; raise it where the backward keeps intermediates in bf16.
   double bf16_grad_ulps = 3;
+  double floor = 0;     // an error that is always allowed: where large terms cancel to little, or to nothing
   bool by_row = false;  // rows are independent: scale the tolerance to each
   double step = 2e-5;   // of the differences, relative to max(1, |x|)
-  double flops = 0;     // of a forward, for GFLOP/s; 0 = show GB/s of what the call reads and writes
-  double backward_flops = 0;
+  // For the benchmark: GFLOP/s where given, else GB/s of what the call reads and writes (0 = every tensor once).
+  double flops = 0, backward_flops = 0, bytes = 0, backward_bytes = 0;
 };
 
 // What a case's forward and backward work on: tensors on one device in one type.

@@ -1,0 +1,57 @@
+// Checks and dispatch of the optimizer step.
+#include "ops/adamw/adamw.h"
+
+#include <string>
+
+#include "core/check.h"
+
+namespace bhyt {
+
+namespace {
+
+void check_arena(const Tensor& t, const Tensor& like, const char* what) {
+  check(t.dtype == DType::f32 && t.contiguous() && t.size() == like.size() && t.device == like.device,
+        "[adamw] expected {} fp32 of {} elements on {}, got {} of {} on {}", what, like.size(), name_of(like.device), name_of(t.dtype),
+        t.size(), name_of(t.device));
+}
+
+void check_spans(const Tensor& arena, const std::vector<ArenaSpan>& spans) {
+  for (const ArenaSpan& s : spans)
+    check(s.offset >= 0 && s.size >= 0 && s.offset + s.size <= arena.size(), "[adamw] expected spans within {} elements, got {}…{}",
+          arena.size(), s.offset, s.offset + s.size);
+}
+
+void check_norm(const Tensor& norm, const Tensor& like) {
+  check(norm.dtype == DType::f32 && norm.size() == 1 && norm.device == like.device,
+        "[adamw] expected the gradient norm fp32 [1] on {}, got {} {} on {}", name_of(like.device), name_of(norm.dtype), shape_string(norm),
+        name_of(norm.device));
+}
+
+}  // namespace
+
+void gradient_norm(const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm) {
+  check_arena(gradients, gradients, "gradients");
+  check_spans(gradients, spans);
+  check_norm(norm, gradients);
+  norm.device.is_cuda() ? cuda::gradient_norm(gradients, spans, norm) : cpu::gradient_norm(gradients, spans, norm);
+}
+
+void adamw(const Tensor& master, const Tensor& gradients, const Tensor& m, const Tensor& v, const std::vector<ArenaSpan>& spans,
+           const AdamW& step) {
+  check_arena(master, master, "master weights");
+  check_arena(gradients, master, "gradients");
+  check_arena(m, master, "first moments");
+  check_arena(v, master, "second moments");
+  check_spans(master, spans);
+  for (const ArenaSpan& s : spans)
+    check((s.value.dtype == DType::f32 || s.value.dtype == DType::bf16) && s.value.contiguous() && s.value.size() == s.size &&
+              s.value.device == master.device,
+          "[adamw] expected a value fp32 or bf16 of {} elements on {}, got {} {} on {}", s.size, name_of(master.device),
+          name_of(s.value.dtype), shape_string(s.value), name_of(s.value.device));
+  check(step.step >= 1, "[adamw] expected steps from 1, got {}", step.step);
+  check(step.clip <= 0 || step.grad_norm, "[adamw] expected the gradient norm, which clipping needs");
+  if (step.grad_norm) check_norm(step.grad_norm, master);
+  master.device.is_cuda() ? cuda::adamw(master, gradients, m, v, spans, step) : cpu::adamw(master, gradients, m, v, spans, step);
+}
+
+}  // namespace bhyt

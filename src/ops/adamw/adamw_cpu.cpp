@@ -1,0 +1,94 @@
+#include <cmath>
+#include <numeric>
+
+#include "core/parallel.h"
+#include "ops/adamw/adamw.h"
+
+namespace bhyt::cpu {
+
+namespace {
+
+constexpr std::int64_t kPiece = 32768;  // elements to a task, and to a partial sum of the norm
+
+struct Piece {
+  const ArenaSpan* span;
+  std::int64_t first, size;  // within the span
+};
+
+std::vector<Piece> pieces_of(const std::vector<ArenaSpan>& spans) {
+  std::vector<Piece> pieces;
+  for (const ArenaSpan& s : spans)
+    for (std::int64_t i = 0; !s.frozen && i < s.size; i += kPiece) pieces.push_back({&s, i, std::min(kPiece, s.size - i)});
+  return pieces;
+}
+
+// In double: a gradient of 1e20 is large, not infinite.
+BHYT_CLONES double sum_of_squares(const float* g, std::int64_t n) {
+  double sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (std::int64_t i = 0; i < n; ++i) sum += static_cast<double>(g[i]) * static_cast<double>(g[i]);
+  return sum;
+}
+
+// The numbers of one step, folded: w −= rate·m / (√(v·inverse2) + eps) + decay·w.
+struct Update {
+  float clip, beta1, beta2, rest1, rest2, rate, inverse2, eps;
+};
+
+BHYT_CLONES void update(float* w, const float* gradient, float* m, float* v, float decay, const Update u, std::int64_t n) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float g = gradient[i] * u.clip;
+    m[i] = u.beta1 * m[i] + u.rest1 * g;
+    v[i] = u.beta2 * v[i] + u.rest2 * g * g;
+    w[i] -= u.rate * m[i] / (std::sqrt(v[i] * u.inverse2) + u.eps) + decay * w[i];
+  }
+}
+
+BHYT_CLONES void narrow(const float* w, bf16* value, std::int64_t n) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < n; ++i) value[i] = to_bf16(w[i]);
+}
+
+}  // namespace
+
+void gradient_norm(const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm) {
+  const std::vector<Piece> pieces = pieces_of(spans);
+  std::vector<double> sums(pieces.size());
+  parallel_tasks(static_cast<std::int64_t>(pieces.size()), [&](std::int64_t i) {
+    const Piece& p = pieces[static_cast<std::size_t>(i)];
+    sums[static_cast<std::size_t>(i)] = sum_of_squares(gradients.as<float>() + p.span->offset + p.first, p.size);
+  });
+  *norm.as<float>() = static_cast<float>(std::sqrt(std::accumulate(sums.begin(), sums.end(), 0.0)));
+}
+
+void adamw(const Tensor& master, const Tensor& gradients, const Tensor& m, const Tensor& v, const std::vector<ArenaSpan>& spans,
+           const AdamW& step) {
+  const double norm = step.grad_norm ? *step.grad_norm.as<float>() : 0.0;
+  if (!std::isfinite(norm)) return;
+  const double correction1 = 1 - std::pow(step.beta1, static_cast<double>(step.step));
+  const double correction2 = 1 - std::pow(step.beta2, static_cast<double>(step.step));
+  const Update u{.clip = static_cast<float>(step.clip > 0 && norm > step.clip ? step.clip / norm : 1.0),
+                 .beta1 = static_cast<float>(step.beta1),
+                 .beta2 = static_cast<float>(step.beta2),
+                 .rest1 = static_cast<float>(1 - step.beta1),
+                 .rest2 = static_cast<float>(1 - step.beta2),
+                 .rate = static_cast<float>(step.lr / correction1),
+                 .inverse2 = static_cast<float>(1 / correction2),
+                 .eps = static_cast<float>(step.eps)};
+  const auto decay = static_cast<float>(step.lr * step.weight_decay);
+  const std::vector<Piece> pieces = pieces_of(spans);
+  parallel_tasks(static_cast<std::int64_t>(pieces.size()), [&](std::int64_t i) {
+    const Piece& p = pieces[static_cast<std::size_t>(i)];
+    const std::int64_t at = p.span->offset + p.first;
+    float* w = master.as<float>() + at;
+    update(w, gradients.as<float>() + at, m.as<float>() + at, v.as<float>() + at, p.span->decays ? decay : 0.0f, u, p.size);
+    const Tensor& value = p.span->value;
+    if (value.dtype == DType::bf16)
+      narrow(w, value.as<bf16>() + p.first, p.size);
+    else if (value.as<float>() + p.first != w)
+      std::copy_n(w, p.size, value.as<float>() + p.first);
+  });
+}
+
+}  // namespace bhyt::cpu

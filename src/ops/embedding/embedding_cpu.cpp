@@ -1,0 +1,101 @@
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "core/check.h"
+#include "core/parallel.h"
+#include "ops/embedding/embedding.h"
+
+namespace bhyt::cpu {
+
+namespace {
+
+constexpr std::int64_t kGrain = 16384;  // elements to a task
+constexpr std::int64_t kPiece = 512;    // columns that one task adds up for a token: frequent tokens are shared among threads
+
+template <class T>
+BHYT_BOTH void scale_loop(const T* in, float scale, T* out, std::int64_t n) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < n; ++i) out[i] = from_float<T>(to_float(in[i]) * scale);
+}
+template <class T>
+BHYT_BOTH void add_loop(const T* in, float scale, float* sum, std::int64_t n) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < n; ++i) sum[i] += scale * to_float(in[i]);
+}
+template <class T>
+BHYT_BOTH float dot_loop(const T* a, const T* b, std::int64_t n) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (std::int64_t i = 0; i < n; ++i) sum += to_float(a[i]) * to_float(b[i]);
+  return sum;
+}
+
+BHYT_CLONES void scale_row(const float* in, float scale, float* out, std::int64_t n) { scale_loop(in, scale, out, n); }
+BHYT_CLONES void scale_row(const bf16* in, float scale, bf16* out, std::int64_t n) { scale_loop(in, scale, out, n); }
+BHYT_CLONES void add_row(const float* in, float scale, float* sum, std::int64_t n) { add_loop(in, scale, sum, n); }
+BHYT_CLONES void add_row(const bf16* in, float scale, float* sum, std::int64_t n) { add_loop(in, scale, sum, n); }
+BHYT_CLONES float dot_row(const float* a, const float* b, std::int64_t n) { return dot_loop(a, b, n); }
+BHYT_CLONES float dot_row(const bf16* a, const bf16* b, std::int64_t n) { return dot_loop(a, b, n); }
+
+float value_of(const EmbeddingScale& s) { return s.learned ? *s.learned.as<float>() : s.constant; }
+
+std::int64_t rows_per_task(const Tensor& table) { return kGrain / std::max<std::int64_t>(1, table.cols()); }
+
+void check_tokens(const Tensor& tokens, std::int64_t vocab) {
+  for (std::int64_t i = 0; i < tokens.size(); ++i) {
+    const std::int32_t token = tokens.as<std::int32_t>()[i];
+    check(token >= 0 && token < vocab, "[embedding] expected tokens from 0 to {}, got {} at {}", vocab - 1, token, i);
+  }
+}
+
+}  // namespace
+
+void embedding(const Tensor& tokens, const Tensor& table, const Tensor& out, const EmbeddingScale& scale) {
+  check_tokens(tokens, table.rows());
+  const auto* token = tokens.as<std::int32_t>();
+  const float s = value_of(scale);
+  dispatch_float(table.dtype, [&]<class T>(T) {
+    parallel_for(tokens.size(), rows_per_task(table), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) scale_row(table.as<T>() + token[i] * table.ld, s, out.as<T>() + i * out.ld, table.cols());
+    });
+  });
+}
+
+void embedding_backward(const Tensor& tokens, const Tensor& table, const Tensor& dout, const Tensor& dtable, const EmbeddingScale& scale) {
+  check_tokens(tokens, table.rows());
+  const auto* token = tokens.as<std::int32_t>();
+  const std::int64_t n = tokens.size(), c = table.cols(), pieces = (c + kPiece - 1) / kPiece;
+  const float s = value_of(scale);
+
+  // Rows in the order of their tokens; equal tokens keep their order, and one task adds them one after the other.
+  std::vector<std::int64_t> order(static_cast<std::size_t>(n)), first;
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) { return token[a] < token[b]; });
+  for (std::size_t i = 0; i < order.size(); ++i)
+    if (i == 0 || token[order[i]] != token[order[i - 1]]) first.push_back(static_cast<std::int64_t>(i));
+  const auto groups = static_cast<std::int64_t>(first.size());
+  first.push_back(n);
+
+  dispatch_float(table.dtype, [&]<class T>(T) {
+    parallel_for(groups * pieces, 8, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t task = begin; task < end; ++task) {
+        const auto group = static_cast<std::size_t>(task / pieces);
+        const std::int64_t column = task % pieces * kPiece, width = std::min(kPiece, c - column);
+        for (std::int64_t i = first[group]; i < first[group + 1]; ++i) {
+          const std::int64_t row = order[static_cast<std::size_t>(i)];
+          add_row(dout.as<T>() + row * dout.ld + column, s, dtable.as<float>() + token[row] * dtable.ld + column, width);
+        }
+      }
+    });
+    if (!scale.dlearned) return;
+    std::vector<double> dots(static_cast<std::size_t>(n));
+    parallel_for(n, rows_per_task(table), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i)
+        dots[static_cast<std::size_t>(i)] = dot_row(dout.as<T>() + i * dout.ld, table.as<T>() + token[i] * table.ld, c);
+    });
+    *scale.dlearned.as<float>() += static_cast<float>(std::accumulate(dots.begin(), dots.end(), 0.0));
+  });
+}
+
+}  // namespace bhyt::cpu

@@ -1,0 +1,136 @@
+#include "ops/adamw/adamw.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
+
+#include "core/error.h"
+#include "tests/ops/case.h"
+
+namespace bhyt::testing {
+namespace {
+
+constexpr double kLr = 0.01, kDecay = 0.1, kEps = 1e-8;
+constexpr std::int64_t kStep = 3;
+
+// Spans of these sizes, padded to multiples of 8; the second decays not, the third is frozen.
+struct Layout {
+  std::vector<std::int64_t> sizes;
+  std::int64_t total = 0;
+  std::vector<std::int64_t> offsets;
+  explicit Layout(std::vector<std::int64_t> s) : sizes(std::move(s)) {
+    for (const std::int64_t n : sizes) offsets.push_back(total), total += (n + 7) / 8 * 8;
+  }
+  static bool decays(std::size_t i) { return i % 3 != 1; }
+  static bool frozen(std::size_t i) { return i % 4 == 2; }
+
+  std::vector<ArenaSpan> spans(const Tensor& value) const {
+    std::vector<ArenaSpan> all;
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      void* at = static_cast<char*>(value.data) + static_cast<std::size_t>(offsets[i]) * size_of(value.dtype);
+      all.push_back({offsets[i], sizes[i], Tensor(at, value.dtype, value.device, {sizes[i]}), decays(i), frozen(i)});
+    }
+    return all;
+  }
+  // Calls f(element, span) for what an update touches.
+  template <class F>
+  void each(F&& f) const {
+    for (std::size_t s = 0; s < sizes.size(); ++s)
+      for (std::int64_t i = 0; !frozen(s) && i < sizes[s]; ++i) f(static_cast<std::size_t>(offsets[s] + i), s);
+  }
+};
+
+void naive(Arrays& a, const Layout& layout, double clip) {
+  double squares = 0;
+  layout.each([&](std::size_t i, std::size_t) { squares += a["g"][i] * a["g"][i]; });
+  const double norm = std::sqrt(squares), factor = clip > 0 ? std::min(1.0, clip / norm) : 1.0;
+  a["norm"] = {norm};
+  a["w'"] = a["w"], a["m'"] = a["m"], a["v'"] = a["v"], a["value"] = a["old"];
+  layout.each([&](std::size_t i, std::size_t span) {
+    const double g = a["g"][i] * factor;
+    const double m = a["m'"][i] = 0.9 * a["m"][i] + 0.1 * g, v = a["v'"][i] = 0.95 * a["v"][i] + 0.05 * g * g;
+    const double step = m / (1 - std::pow(0.9, kStep)) / (std::sqrt(v / (1 - std::pow(0.95, kStep))) + kEps);
+    a["value"][i] = a["w'"][i] = a["w"][i] - kLr * (step + (Layout::decays(span) ? kDecay * a["w"][i] : 0));
+  });
+}
+
+// The arenas are inputs; their updated copies are outputs. A benchmark updates in place, without the copies.
+Case adamw_case(std::vector<std::int64_t> sizes, double clip, bool in_place = false) {
+  const Layout layout(std::move(sizes));
+  const Shape shape{layout.total};
+  return {.name = fmt::format("{} spans, {} elements, clip {}", layout.sizes.size(), layout.total, clip),
+          .inputs = {{"w", shape, Role::constant32},
+                     {"g", shape, Role::constant32, Fill::normal, 0.1},
+                     {"m", shape, Role::constant32, Fill::normal, 0.1},
+                     {"v", shape, Role::constant32, Fill::uniform, 0.01, 0.0101},
+                     {"old", shape, Role::constant}},
+          .outputs = {{"w'", shape, Output::Type::fp32, false},
+                      {"m'", shape, Output::Type::fp32, false},
+                      {"v'", shape, Output::Type::fp32, false},
+                      {"value", shape, Output::Type::run, false},
+                      {"norm", {1}, Output::Type::fp32, false}},
+          .reference = [=](Arrays& a, Round) { naive(a, layout, clip); },
+          .forward =
+              [=](Context& k) {
+                const std::pair<const char*, const char*> copies[] = {{"w", "w'"}, {"m", "m'"}, {"v", "v'"}, {"old", "value"}};
+                for (const auto& [from, to] : copies)
+                  if (!in_place) copy(k[from], k[to]);
+                const auto spans = layout.spans(k["value"]);
+                const std::string end = in_place ? "" : "'";
+                gradient_norm(k["g"], spans, k["norm"]);
+                adamw(k["w" + end], k["g"], k["m" + end], k["v" + end], spans,
+                      {.lr = kLr, .eps = kEps, .weight_decay = kDecay, .step = kStep, .grad_norm = k["norm"], .clip = clip});
+              },
+          .bytes = 36.0 * static_cast<double>(layout.total)};
+}
+
+std::vector<Case> tests() {
+  return {adamw_case({1}, 0), adamw_case({31, 32, 33, 1}, 1.0), adamw_case({40000, 17, 5, 100003, 8}, 1e-2), adamw_case({257, 7, 64}, 1e9)};
+}
+std::vector<Case> benchmarks() { return {adamw_case({16 << 20}, 1.0, true)}; }
+
+OP_CASES(AdamW, tests, benchmarks)
+
+TEST(AdamW, AnInfiniteOrMissingNumberInTheNormChangesNothing) {
+  const Device cpu = Device::cpu();
+  for (const double bad : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+    const OwnedTensor w = make_tensor(cpu, DType::f32, {3}, {1, 2, 3}), g = make_tensor(cpu, DType::f32, {3}, {1, bad, 1});
+    const OwnedTensor m = make_tensor(cpu, DType::f32, {3}, {4, 5, 6}), v = make_tensor(cpu, DType::f32, {3}, {7, 8, 9});
+    const OwnedTensor value = make_tensor(cpu, DType::bf16, {3}, {1, 2, 3}), norm = make_tensor(cpu, DType::f32, {1});
+    const std::vector<ArenaSpan> spans{{0, 3, value, true, false}};
+    gradient_norm(g, spans, norm);
+    EXPECT_FALSE(std::isfinite(to_doubles(norm)[0]));
+    for (const double clip : {0.0, 1.0}) adamw(w, g, m, v, spans, {.lr = 1, .weight_decay = 1, .grad_norm = norm, .clip = clip});
+    EXPECT_EQ(to_doubles(w), (std::vector<double>{1, 2, 3}));
+    EXPECT_EQ(to_doubles(m), (std::vector<double>{4, 5, 6}));
+    EXPECT_EQ(to_doubles(v), (std::vector<double>{7, 8, 9}));
+    EXPECT_EQ(to_doubles(value), (std::vector<double>{1, 2, 3}));
+  }
+}
+
+TEST(AdamW, LargeGradientsHaveAFiniteNorm) {
+  const OwnedTensor g = make_tensor(Device::cpu(), DType::f32, {2}, {3e25, 4e25}), norm = make_tensor(Device::cpu(), DType::f32, {1});
+  gradient_norm(g, {{0, 2, g, false, false}}, norm);
+  EXPECT_NEAR(to_doubles(norm)[0] / 5e25, 1, 1e-6);
+}
+
+TEST(AdamW, TheMasterItselfCanBeTheValue) {
+  const Device cpu = Device::cpu();
+  const OwnedTensor w = make_tensor(cpu, DType::f32, {2}, {1, 1}), g = make_tensor(cpu, DType::f32, {2}, {1, -1});
+  const OwnedTensor m = make_tensor(cpu, DType::f32, {2}, {0, 0}), v = make_tensor(cpu, DType::f32, {2}, {0, 0});
+  adamw(w, g, m, v, {{0, 2, w, false, false}}, {.lr = 0.5});
+  EXPECT_NEAR(to_doubles(w)[0], 0.5, 1e-6);
+  EXPECT_NEAR(to_doubles(w)[1], 1.5, 1e-6);
+}
+
+TEST(AdamW, RefusesSpansOutsideTheArena) {
+  const Device cpu = Device::cpu();
+  const OwnedTensor w = make_tensor(cpu, DType::f32, {2}, {1, 1}), value = make_tensor(cpu, DType::f32, {3});
+  EXPECT_THROW(adamw(w, w, w, w, {{0, 3, value, false, false}}, {}), Error);
+  EXPECT_THROW(adamw(w, w, w, w, {{0, 2, value, false, false}}, {}), Error);
+  EXPECT_THROW(adamw(w, w, w, w, {}, {.clip = 1}), Error);
+}
+
+}  // namespace
+}  // namespace bhyt::testing

@@ -1,0 +1,166 @@
+#include "ops/cross_entropy/cross_entropy.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "core/error.h"
+#include "tests/ops/case.h"
+
+namespace bhyt::testing {
+namespace {
+
+struct Size {
+  std::int64_t n, c, v;
+  double scale = 1;   // of x: the logits' size
+  bool skip = false;  // a third of the targets is negative
+  bool weighted = false;
+};
+
+CrossEntropy job_of(Context& k, const Size& s) {
+  const auto bytes = static_cast<std::int64_t>(cross_entropy_workspace(s.n, s.c, s.v, k.dtype(), k.device()));
+  return {.x = k["x"],
+          .w = k["w"],
+          .targets = k["targets"],
+          .weights = s.weighted ? k["weights"] : Tensor{},
+          .workspace = k.scratch("workspace", DType::u8, {bytes})};
+}
+
+void naive(Arrays& a, const Size& s) {
+  const auto &x = a["x"], &w = a["w"];
+  a["loss"][0] = 0;
+  for (std::int64_t i = 0; i < s.n; ++i) {
+    std::vector<double> logits(static_cast<std::size_t>(s.v));
+    double sum = 0;
+    std::size_t top = 0;
+    for (std::size_t j = 0; j < logits.size(); ++j) {
+      for (std::int64_t k = 0; k < s.c; ++k)
+        logits[j] += x[static_cast<std::size_t>(i * s.c + k)] * w[j * static_cast<std::size_t>(s.c) + static_cast<std::size_t>(k)];
+      if (logits[j] > logits[top]) top = j;
+    }
+    for (const double l : logits) sum += std::exp(l - logits[top]);
+    const auto at = static_cast<std::size_t>(i);
+    const double target = a["targets"][at];
+    a["losses"][at] = target < 0 ? 0 : std::log(sum) + logits[top] - logits[static_cast<std::size_t>(target)];
+    a["greedy"][at] = static_cast<double>(top);
+    a["loss"][0] += a["losses"][at] * (s.weighted ? a["weights"][at] : 1);
+  }
+}
+
+Case cross_entropy_case(const Size& s) {
+  const double products = 2.0 * static_cast<double>(s.n * s.c * s.v);
+  const auto target = [s](Rng& rng, std::int64_t i) {
+    const auto t = static_cast<double>(rng.below(static_cast<std::uint64_t>(s.v)));
+    return s.skip && i % 3 == 1 ? -1 - t : t;
+  };
+  return {
+      .name = fmt::format("{}x{} into {}, scale {}{}{}", s.n, s.c, s.v, s.scale, s.skip ? ", skipped" : "", s.weighted ? ", weighted" : ""),
+      .inputs = {{"x", {s.n, s.c}, Role::activation, Fill::normal, s.scale},
+                 {"w", {s.v, s.c}, Role::weight, Fill::normal, 0.5},
+                 {.name = "targets", .shape = {s.n}, .role = Role::integer, .make = target},
+                 {"weights", {s.n}, Role::constant32, Fill::uniform, 1, 1}},
+      .outputs = {{"loss", {1}, Output::Type::fp32},
+                  {"losses", {s.n}, Output::Type::fp32, false},
+                  {"greedy", {s.n}, Output::Type::integer, false}},
+      .reference = [=](Arrays& a, Round) { naive(a, s); },
+      .forward =
+          [=](Context& k) {
+            zero(k["loss"]);
+            CrossEntropy job = job_of(k, s);
+            job.loss = k["loss"];
+            job.losses = k["losses"];
+            job.greedy = k["greedy"];
+            cross_entropy(job);
+          },
+      .backward =
+          [=](Context& k) {
+            CrossEntropy job = job_of(k, s);
+            job.scale = static_cast<float>(to_doubles(k.grad("loss"))[0]);
+            job.dx = k.grad("x");
+            job.dw = k.grad("w");
+            cross_entropy(job);
+          },
+      .bf16_grad_ulps = 4,
+      .flops = products,
+      .backward_flops = 3 * products};
+}
+
+std::vector<Case> tests() {
+  return {cross_entropy_case({1, 1, 1}),
+          cross_entropy_case({.n = 1, .c = 5, .v = 31, .skip = true}),
+          cross_entropy_case({.n = 31, .c = 33, .v = 97, .skip = true, .weighted = true}),
+          cross_entropy_case({.n = 65, .c = 16, .v = 33, .weighted = true}),
+          cross_entropy_case({.n = 7, .c = 8, .v = 4099, .skip = true}),
+          cross_entropy_case({.n = 13, .c = 4, .v = 61, .scale = 60})};
+}
+std::vector<Case> benchmarks() { return {cross_entropy_case({2048, 512, 32000}), cross_entropy_case({256, 1024, 128256})}; }
+
+OP_CASES(CrossEntropy, tests, benchmarks)
+
+// Two chunks of a large vocabulary: the whole call gives each row what it gets alone.
+TEST(CrossEntropy, ChunksDoNotShow) {
+  const std::int64_t n = 70, c = 2, v = 262147;
+  const std::vector<Input> inputs{{"x", {n, c}}, {"w", {v, c}}, {"targets", {n}, Role::integer, Fill::integers, static_cast<double>(v)}};
+  const Arrays a = draw(inputs, DType::f32);
+  const Device cpu = Device::cpu();
+  const OwnedTensor x = make_tensor(cpu, DType::f32, {n, c}, a.at("x")), w = make_tensor(cpu, DType::f32, {v, c}, a.at("w"));
+  const OwnedTensor targets = make_tensor(cpu, DType::i32, {n}, a.at("targets"));
+  const auto bytes = static_cast<std::int64_t>(cross_entropy_workspace(n, c, v, DType::f32, cpu));
+  ASSERT_LT(bytes, n * v * 4);
+  const OwnedTensor workspace = make_tensor(cpu, DType::u8, {bytes});
+  const auto run = [&](std::int64_t first, std::int64_t count, const Tensor& losses, const Tensor& dx, const Tensor& dw) {
+    cross_entropy({.x = x.t.row_slice(first, count),
+                   .w = w,
+                   .targets = Tensor(targets.t.as<std::int32_t>() + first, DType::i32, cpu, {count}),
+                   .losses = Tensor(losses.as<float>() + first, DType::f32, cpu, {count}),
+                   .dx = dx.row_slice(first, count),
+                   .dw = dw,
+                   .workspace = workspace});
+  };
+  const auto buffers = [&] {
+    return std::array{make_tensor(cpu, DType::f32, {n}), make_tensor(cpu, DType::f32, {n, c}), make_tensor(cpu, DType::f32, {v, c})};
+  };
+  const auto whole = buffers(), parts = buffers();
+  zero(whole[2]);
+  zero(parts[2]);
+  run(0, n, whole[0], whole[1], whole[2]);
+  for (std::int64_t i = 0; i < n; i += 35) run(i, 35, parts[0], parts[1], parts[2]);
+  for (int k = 0; k < 3; ++k) {
+    const auto a1 = to_doubles(whole[static_cast<std::size_t>(k)]), a2 = to_doubles(parts[static_cast<std::size_t>(k)]);
+    double worst = 0;
+    for (std::size_t i = 0; i < a1.size(); ++i) worst = std::max(worst, std::fabs(a1[i] - a2[i]));
+    EXPECT_LE(worst, 3e-6) << k;
+  }
+}
+
+TEST(CrossEntropy, MemoryDoesNotGrowWithTheTokens) {
+  for (const DType type : {DType::f32, DType::bf16}) {
+    EXPECT_LE(cross_entropy_workspace(1 << 20, 2048, 128256, type, Device::cpu()), std::size_t{80} << 20);
+    EXPECT_EQ(cross_entropy_workspace(1 << 20, 2048, 128256, type, Device::cpu()),
+              cross_entropy_workspace(1 << 12, 2048, 128256, type, Device::cpu()));
+    EXPECT_LE(cross_entropy_workspace(1 << 20, 64, 256, type, Device::cpu()), std::size_t{80} << 20);
+    EXPECT_EQ(cross_entropy_workspace(3, 64, 256, type, Device::cpu()), std::size_t{3} * 256 * 4);
+  }
+}
+
+TEST(CrossEntropy, RefusesTargetsBeyondTheVocabularyAndSmallWorkspaces) {
+  const Device cpu = Device::cpu();
+  const OwnedTensor x = make_tensor(cpu, DType::f32, {2, 3}, std::vector<double>(6, 1)),
+                    w = make_tensor(cpu, DType::f32, {5, 3}, std::vector<double>(15, 1));
+  const OwnedTensor workspace = make_tensor(cpu, DType::f32, {10}), small = make_tensor(cpu, DType::f32, {9});
+  EXPECT_THROW(cross_entropy({.x = x, .w = w, .targets = make_tensor(cpu, DType::i32, {2}, {0, 5}), .workspace = workspace}), Error);
+  EXPECT_THROW(cross_entropy({.x = x, .w = w, .targets = make_tensor(cpu, DType::i32, {2}, {0, 4}), .workspace = small}), Error);
+  EXPECT_NO_THROW(cross_entropy({.x = x, .w = w, .targets = make_tensor(cpu, DType::i32, {2}, {0, 4}), .workspace = workspace}));
+}
+
+TEST(CrossEntropy, EqualLogitsCostTheLogarithmOfTheVocabulary) {
+  const Device cpu = Device::cpu();
+  const OwnedTensor x = make_tensor(cpu, DType::f32, {3, 2}, std::vector<double>(6, 0)),
+                    w = make_tensor(cpu, DType::f32, {1000, 2}, std::vector<double>(2000, 1));
+  const OwnedTensor loss = make_tensor(cpu, DType::f32, {1}, {5}), workspace = make_tensor(cpu, DType::f32, {3000});
+  cross_entropy({.x = x, .w = w, .targets = make_tensor(cpu, DType::i32, {3}, {7, -1, 999}), .loss = loss, .workspace = workspace});
+  EXPECT_NEAR(to_doubles(loss)[0], 5 + 2 * std::log(1000.0), 1e-5);
+}
+
+}  // namespace
+}  // namespace bhyt::testing

@@ -1,0 +1,65 @@
+#include "ops/embedding/embedding.h"
+
+#include <fmt/format.h>
+
+#include "core/error.h"
+#include "tests/ops/case.h"
+
+namespace bhyt::testing {
+namespace {
+
+Case embedding_case(std::int64_t n, std::int64_t vocab, std::int64_t cols, bool learned, float constant = 1) {
+  Case c{.name = fmt::format("{} of {}, {} wide, {}", n, vocab, cols, learned ? "learned scale" : fmt::format("times {}", constant)),
+         .inputs = {{"tokens", {n}, Role::integer, Fill::integers, static_cast<double>(vocab)}, {"table", {vocab, cols}, Role::weight}},
+         .outputs = {{"out", {n, cols}}},
+         .reference =
+             [=](Arrays& a, Round) {
+               const double scale = learned ? a["scale"][0] : constant;
+               const auto &tokens = a["tokens"], &table = a["table"];
+               auto& out = a["out"];
+               for (std::int64_t i = 0; i < n * cols; ++i) {
+                 const auto token = static_cast<std::int64_t>(tokens[static_cast<std::size_t>(i / cols)]);
+                 out[static_cast<std::size_t>(i)] = table[static_cast<std::size_t>(token * cols + i % cols)] * scale;
+               }
+             },
+         .forward =
+             [=](Context& k) {
+               embedding(k["tokens"], k["table"], k["out"], {.constant = constant, .learned = learned ? k["scale"] : Tensor{}});
+             },
+         .backward =
+             [=](Context& k) {
+               embedding_backward(
+                   k["tokens"], k["table"], k.grad("out"), k.grad("table"),
+                   {.constant = constant, .learned = learned ? k["scale"] : Tensor{}, .dlearned = learned ? k.grad("scale") : Tensor{}});
+             }};
+  if (learned) c.inputs.push_back({"scale", {1}, Role::parameter, Fill::normal, 1, 8});
+  c.bytes = 2 * static_cast<double>(n * cols) * 4;
+  c.backward_bytes = 3 * static_cast<double>(n * cols) * 4;
+  return c;
+}
+
+std::vector<Case> tests() {
+  return {embedding_case(1, 1, 1, false),    embedding_case(31, 7, 33, false),          embedding_case(257, 13, 32, true),
+          embedding_case(64, 997, 31, true), embedding_case(53, 5, 1031, false, 22.6f), embedding_case(2000, 3, 17, true)};
+}
+std::vector<Case> benchmarks() { return {embedding_case(2048, 32000, 512, false), embedding_case(1024, 128256, 1024, true)}; }
+
+OP_CASES(Embedding, tests, benchmarks)
+
+TEST(Embedding, RefusesTokensOutsideTheTable) {
+  const OwnedTensor table = make_tensor(Device::cpu(), DType::f32, {5, 3}), out = make_tensor(Device::cpu(), DType::f32, {2, 3});
+  for (const double bad : {5.0, -1.0, 2147483647.0}) {
+    const OwnedTensor tokens = make_tensor(Device::cpu(), DType::i32, {2}, {0, bad});
+    EXPECT_THROW(embedding(tokens, table, out), Error) << bad;
+    EXPECT_THROW(embedding_backward(tokens, table, out, table), Error) << bad;
+  }
+}
+
+TEST(Embedding, RefusesWrongShapes) {
+  const OwnedTensor table = make_tensor(Device::cpu(), DType::f32, {5, 3}), tokens = make_tensor(Device::cpu(), DType::i32, {2}, {0, 1});
+  EXPECT_THROW(embedding(tokens, table, make_tensor(Device::cpu(), DType::f32, {2, 4})), Error);
+  EXPECT_THROW(embedding(tokens, table, make_tensor(Device::cpu(), DType::bf16, {2, 3})), Error);
+}
+
+}  // namespace
+}  // namespace bhyt::testing

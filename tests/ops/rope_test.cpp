@@ -1,0 +1,93 @@
+#include "ops/rope/rope.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "core/error.h"
+#include "tests/ops/case.h"
+
+namespace bhyt::testing {
+namespace {
+
+struct RopeSize {
+  std::int64_t n, heads, d, seq = 1, start = 0, extra = 0;  // extra columns that must not turn
+  bool positions = false;
+};
+
+// x [N, heads·D + extra]; the table reaches as far as the positions need.
+Case rope_case(const RopeSize& s) {
+  const std::int64_t cols = s.heads * s.d + s.extra, reach = s.positions ? 1000 : s.start + s.seq;
+  const auto options = [=](const Context& c, bool inverse) {
+    return RopeOptions{.heads = s.heads,
+                       .head_dim = s.d,
+                       .seq = s.seq,
+                       .start = s.start,
+                       .positions = s.positions ? c["positions"] : Tensor{},
+                       .inverse = inverse};
+  };
+  const auto turn = [=](Context& c, const Tensor& from, const Tensor& to, bool inverse) {
+    copy(from, to);
+    const Tensor& table = c.scratch("table", DType::f32, {reach, s.d});
+    copy(rope_table(reach, s.d, 10000, {}, c.device()), table);
+    rope(to, table, options(c, inverse));
+  };
+  return {
+      .name = fmt::format("{} rows, {} heads of {}, seq {} from {}{}", s.n, s.heads, s.d, s.seq, s.start, s.positions ? ", positions" : ""),
+      .inputs = {{"x", {s.n, cols}}, {"positions", {s.n}, Role::integer, Fill::integers, 1000}},
+      .outputs = {{"y", {s.n, cols}}},
+      .reference =
+          [=](Arrays& a, Round) {
+            const auto& x = a["x"];
+            auto& y = a["y"];
+            y = x;
+            for (std::int64_t i = 0; i < s.n; ++i)
+              for (std::int64_t j = 0; j < s.heads * s.d / 2; ++j) {
+                const std::int64_t half = s.d / 2, k = j % half;
+                const double at = s.positions ? a["positions"][static_cast<std::size_t>(i)] : static_cast<double>(s.start + i % s.seq);
+                const double angle = at * std::pow(10000.0, -2.0 * static_cast<double>(k) / static_cast<double>(s.d));
+                const auto lower = static_cast<std::size_t>(i * cols + j / half * s.d + k), upper = lower + static_cast<std::size_t>(half);
+                y[lower] = x[lower] * std::cos(angle) - x[upper] * std::sin(angle);
+                y[upper] = x[upper] * std::cos(angle) + x[lower] * std::sin(angle);
+              }
+          },
+      .forward = [=](Context& c) { turn(c, c["x"], c["y"], false); },
+      .backward = [=](Context& c) { turn(c, c.grad("y"), c.grad("x"), true); }};
+}
+
+std::vector<Case> tests() {
+  return {rope_case({.n = 1, .heads = 1, .d = 2, .start = 5}), rope_case({.n = 33, .heads = 3, .d = 62, .seq = 11, .extra = 7}),
+          rope_case({.n = 31, .heads = 2, .d = 66, .seq = 31, .start = 200}),
+          rope_case({.n = 64, .heads = 5, .d = 64, .seq = 32, .extra = 128}),
+          rope_case({.n = 37, .heads = 4, .d = 8, .extra = 1, .positions = true})};
+}
+std::vector<Case> benchmarks() {
+  return {rope_case({.n = 2048, .heads = 12, .d = 64, .seq = 256, .extra = 256}),
+          rope_case({.n = 1024, .heads = 40, .d = 64, .seq = 1024})};
+}
+
+OP_CASES(Rope, tests, benchmarks)
+
+TEST(Rope, Llama3ScalingStretchesTheLongWavelengths) {
+  // The inverse frequencies that transformers computes for Llama-3.2 (θ 500,000, D 64).
+  const OwnedTensor table = rope_table(2, 64, 500000, {.kind = RopeScaling::Kind::llama3}, Device::cpu());
+  const float* sine = table.t.as<float>() + 64 + 32;  // position 1: the angle is the frequency itself
+  const std::pair<int, double> expected[] = {{1, 0.663601279258728},       {10, 0.016560440883040428}, {14, 0.0032114461064338684},
+                                             {15, 0.0012905480107292533},  {16, 0.000429556705057621}, {17, 9.708286233944818e-05},
+                                             {18, 1.9461638657958247e-05}, {31, 9.418306490260875e-08}};
+  for (const auto& [j, f] : expected) EXPECT_NEAR(std::asin(sine[j]) / f, 1, 1e-5) << j;
+}
+
+TEST(Rope, RefusesWhatDoesNotFit) {
+  const OwnedTensor x = make_tensor(Device::cpu(), DType::f32, {4, 8}), table = rope_table(3, 8, 10000, {}, Device::cpu());
+  EXPECT_THROW(rope(x, table, {.heads = 1, .head_dim = 8, .seq = 4}), Error);  // position 3 is beyond the table
+  EXPECT_THROW(rope(x, table, {.heads = 2, .head_dim = 8, .seq = 1}), Error);  // too few columns
+  EXPECT_THROW(rope(x, table, {.heads = 1, .head_dim = 4, .seq = 1}), Error);  // another head width
+  EXPECT_THROW(rope(x, table, {.heads = 1, .head_dim = 8, .seq = 1, .start = -1}), Error);
+  const OwnedTensor positions = make_tensor(Device::cpu(), DType::i32, {4}, {0, 1, 2, 3});
+  EXPECT_THROW(rope(x, table, {.heads = 1, .head_dim = 8, .positions = positions}), Error);
+  EXPECT_THROW(rope_table(3, 7, 10000, {}, Device::cpu()), Error);
+}
+
+}  // namespace
+}  // namespace bhyt::testing
