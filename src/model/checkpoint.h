@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "model/model.h"
 
@@ -11,8 +12,13 @@ namespace bhyt {
 
 // config.json → ModelConfig: plain Llama, the reference's flat norm keys, or our `norm` object (which wins).
 ModelConfig read_model_config(const std::filesystem::path& config_json);
-// The config.json of a checkpoint: plain Llama for rmsnorm; model_type bhyt with auto_map otherwise; the reference's flat keys where it has the method.
+// The same from its text; `name` stands for the file in messages.
+ModelConfig parse_model_config(std::string_view text, const std::string& name);
+// The config.json of a checkpoint: plain Llama for rmsnorm; model_type bhyt with auto_map otherwise; the reference's flat keys where it
+// has the method.
 std::string model_config_json(const ModelConfig& config, DType weights);
+// Whether a plain Llama loader computes the same function.
+bool is_plain_llama(const ModelConfig& config);
 
 // Opens a checkpoint folder for computing: reads config, loads weights (any file dtype → `type`), computes c_attn.
 std::unique_ptr<Model> load_model(const std::filesystem::path& dir, Device device, DType type);
@@ -20,5 +26,8 @@ std::unique_ptr<Model> load_model(const std::filesystem::path& dir, Device devic
 void load_weights(const std::filesystem::path& dir, Parameters& into);
 // Writes config.json and model.safetensors (parameters in their run type) into dir, which must exist.
 void save_model(const std::filesystem::path& dir, const Model& model);
+// Everything of a checkpoint folder but the weights: config.json, generation_config.json and, for what a plain Llama loader would get
+// wrong, the Python that computes it.
+void save_model_files(const std::filesystem::path& dir, const ModelConfig& config, DType weights);
 
 }  // namespace bhyt

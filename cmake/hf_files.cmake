@@ -1,0 +1,10 @@
+# The Python of src/model/hf, which checkpoints carry, becomes strings of the library.
+set(hf_entries "")
+foreach(name configuration_bhyt.py modeling_bhyt.py)
+  set(file ${PROJECT_SOURCE_DIR}/src/model/hf/${name})
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
+  file(READ ${file} text)
+  string(APPEND hf_entries "      {\"${name}\", R\"=py=(${text})=py=\"},\n")
+endforeach()
+configure_file(${PROJECT_SOURCE_DIR}/cmake/hf_files.cpp.in ${PROJECT_BINARY_DIR}/generated/hf_files.cpp @ONLY)
+target_sources(bhyt_model PRIVATE ${PROJECT_BINARY_DIR}/generated/hf_files.cpp)

@@ -1,0 +1,119 @@
+#include "model/checkpoint.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "core/check.h"
+#include "core/log.h"
+#include "model/checkpoint_files.h"
+#include "model/checkpoint_json.h"
+#include "model/hf_files.h"
+
+namespace bhyt {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::size_t kHostBytes = 16 << 20;  // at a time between a device and a file
+
+// One parameter from its stored tensor, piece by piece. Returns how many values are not finite.
+std::int64_t load_tensor(const WeightFiles::Entry& entry, const Parameter& p, Device device) {
+  std::int64_t odd = 0;
+  std::vector<char> raw;
+  each_piece(entry, [&](const float* values, std::int64_t first, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) odd += !std::isfinite(values[i]);
+    const std::size_t element = size_of(p.value.dtype);
+    raw.resize(static_cast<std::size_t>(n) * element);
+    encode_floats(values, n, p.value.dtype, raw.data());
+    device_copy(device, static_cast<char*>(p.value.data) + static_cast<std::size_t>(first) * element, Device::cpu(), raw.data(),
+                raw.size());
+    device_synchronize(device);
+  });
+  return odd;
+}
+
+// With a tied LM head a file may hold its copy; anything but a copy means that the config is wrong.
+void check_tied(const WeightFiles& files, const Parameters& parameters) {
+  const WeightFiles::Entry* head = files.find("lm_head.weight");
+  if (!head || parameters.find("lm_head.weight")) return;
+  const WeightFiles::Entry* embedding = files.find("model.embed_tokens.weight");
+  const SafeTensor &a = *head->tensor, &b = *embedding->tensor;
+  bool same = a.shape == b.shape && a.dtype == b.dtype && std::memcmp(a.data, b.data, a.end - a.begin) == 0;
+  head->file->release(a);
+  embedding->file->release(b);
+  check(same, "{}: config.json ties the LM head to the embedding, but lm_head.weight differs from model.embed_tokens.weight",
+        head->file->path().string());
+  log::info("{}: lm_head.weight is a copy of the embedding, as config.json says; left out", head->file->path().filename().string());
+}
+
+void check_fit(const fs::path& dir, const WeightFiles& files, const std::vector<Parameter>& parameters) {
+  const std::vector<std::string> wrong = mismatches(files, parameters);
+  check(wrong.empty(), "{}: the weights do not fit config.json:\n  {}", dir.string(), fmt::join(wrong, "\n  "));
+}
+
+void load_from(const WeightFiles& files, const Parameters& into) {
+  check_tied(files, into);
+  for (const Parameter& p : into.list()) {
+    const WeightFiles::Entry* entry = files.find(p.name);
+    if (!entry) {  // optional: keeps its initial value
+      const std::vector<float> initial(static_cast<std::size_t>(p.size), static_cast<float>(p.init_value));
+      into.write_value(p, initial.data());
+      continue;
+    }
+    if (const std::int64_t odd = load_tensor(*entry, p, into.device()))
+      log::warning("{}: tensor {} holds {} values that are not finite", entry->file->path().filename().string(), p.name, odd);
+  }
+}
+
+SafeTensorOut tensor_out(const Parameter& p, Device device) {
+  return {p.name, safetensors_dtype(p.value.dtype), p.shape, [p, device](const auto& put) {
+            if (!device.is_cuda()) return put(p.value.data, p.value.bytes());
+            std::vector<char> host(std::min(kHostBytes, p.value.bytes()));
+            for (std::size_t at = 0; at < p.value.bytes(); at += host.size()) {
+              const std::size_t n = std::min(host.size(), p.value.bytes() - at);
+              device_copy(Device::cpu(), host.data(), device, static_cast<const char*>(p.value.data) + at, n);
+              put(host.data(), n);
+            }
+          }};
+}
+
+}  // namespace
+
+void load_weights(const fs::path& dir, Parameters& into) {
+  require_checkpoint(dir);
+  const WeightFiles files(dir);
+  check_fit(dir, files, into.list());
+  load_from(files, into);
+}
+
+std::unique_ptr<Model> load_model(const fs::path& dir, Device device, DType type) {
+  require_checkpoint(dir);
+  const ModelConfig config = read_model_config(dir / "config.json");
+  const WeightFiles files(dir);
+  check_fit(dir, files, parameter_list(config));  // before the memory is asked for: a wrong config may ask for anything
+  auto model = std::make_unique<Model>(config, device, type);
+  load_from(files, model->parameters());
+  model->refresh_constants();
+  return model;
+}
+
+void save_model_files(const fs::path& dir, const ModelConfig& config, DType weights) {
+  write_text_synced(dir / "config.json", model_config_json(config, weights));
+  schema::Json generation = {{"_from_model_config", true}};
+  if (config.bos >= 0) generation["bos_token_id"] = config.bos;
+  if (config.eos.size() == 1) generation["eos_token_id"] = config.eos[0];
+  if (config.eos.size() > 1) generation["eos_token_id"] = config.eos;
+  write_text_synced(dir / "generation_config.json", generation.dump(2) + "\n");
+  if (is_plain_llama(config)) return;
+  for (const auto& [name, text] : hf_files()) write_text_synced(dir / name, text);
+}
+
+void save_model(const fs::path& dir, const Model& model) {
+  save_model_files(dir, model.config(), model.type());
+  std::vector<SafeTensorOut> tensors;
+  for (const Parameter& p : model.parameters().list()) tensors.push_back(tensor_out(p, model.device()));
+  write_safetensors(dir / "model.safetensors", std::move(tensors));
+}
+
+}  // namespace bhyt

@@ -1,0 +1,154 @@
+#include "model/checkpoint_files.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "model/checkpoint_json.h"
+
+namespace bhyt {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* kSingle = "model.safetensors";
+constexpr const char* kIndex = "model.safetensors.index.json";
+
+// The shard files an index names. Names with folders in them could point anywhere and are refused.
+std::map<std::string, std::string> read_index(const fs::path& file) {
+  const schema::Json json = read_json(file);
+  const auto map = json.is_object() ? json.find("weight_map") : json.end();
+  check(json.is_object() && map != json.end() && map->is_object() && !map->empty(), "{}: weight_map is missing", file.string());
+  std::map<std::string, std::string> out;
+  for (const auto& [tensor, shard] : map->items()) {
+    check(shard.is_string(), "{}: weight_map must map tensors to files, {} is {}", file.string(), tensor, schema::show(shard));
+    const auto name = shard.get<std::string>();
+    check(!name.empty() && name.find('/') == name.npos && name != "..", "{}: {} is not a file name", file.string(), schema::show(shard));
+    out[tensor] = name;
+  }
+  return out;
+}
+
+bool is_correction(const std::string& name) {
+  return name.ends_with(".var_beta") || name.ends_with(".var_eta") || name.ends_with(".var_alpha") || name.ends_with(".var_cross_beta");
+}
+
+// Newest checkpoint-N inside a run directory, for the hint.
+std::string newest_checkpoint(const fs::path& dir) {
+  std::string best;
+  long best_step = -1;
+  std::error_code ignored;
+  for (const auto& e : fs::directory_iterator(dir, ignored)) {
+    const std::string name = e.path().filename().string();
+    if (!name.starts_with("checkpoint-")) continue;
+    if (const long step = std::strtol(name.c_str() + 11, nullptr, 10); step > best_step) best_step = step, best = name;
+  }
+  return best;
+}
+
+}  // namespace
+
+void require_checkpoint(const fs::path& dir) {
+  const std::string where = dir.string();
+  check(fs::exists(dir), "{}: no such folder", where);
+  check(fs::is_directory(dir), "{}: not a folder (a checkpoint is a folder with config.json and model.safetensors)", where);
+  const bool config = fs::exists(dir / "config.json"), weights = fs::exists(dir / kSingle) || fs::exists(dir / kIndex);
+  if (config && weights) return;
+  std::string hint;
+  if (const std::string inner = newest_checkpoint(dir); !inner.empty())
+    hint = fmt::format("; it looks like a run directory: try {}", (dir / inner).string());
+  else if (fs::exists(dir / "pytorch_model.bin") || fs::exists(dir / "pytorch_model.bin.index.json"))
+    hint = "; pytorch_model.bin is a pickle, which is not read: save it with safe_serialization=True first";
+  throw Error(fmt::format("{}: not a checkpoint: looked for config.json ({}) and {} or {} ({}){}", where, config ? "found" : "missing",
+                          kSingle, kIndex, weights ? "found" : "missing", hint));
+}
+
+WeightFiles::WeightFiles(const fs::path& where) : where_(where) {
+  if (!fs::is_directory(where)) {
+    name_ = where.filename().string();
+    add(std::make_unique<SafeTensors>(where));
+    return;
+  }
+  if (fs::exists(where / kSingle)) {
+    name_ = kSingle;
+    add(std::make_unique<SafeTensors>(where / kSingle));
+    return;
+  }
+  check(fs::exists(where / kIndex), "{}: looked for {} and {}, found neither", where.string(), kSingle, kIndex);
+  name_ = kIndex;
+  const auto index = read_index(where / kIndex);
+  std::map<std::string, const SafeTensors*> shards;
+  for (const auto& [tensor, shard] : index) {
+    if (shards.contains(shard)) continue;
+    check(fs::exists(where / shard), "{}: {} names {}, which is missing", where.string(), kIndex, shard);
+    add(std::make_unique<SafeTensors>(where / shard));
+    shards[shard] = files_.back().get();
+  }
+  std::string absent;
+  for (const auto& [tensor, shard] : index)
+    if (!shards[shard]->find(tensor)) absent += fmt::format("\n  {} is not in {}", tensor, shard);
+  check(absent.empty(), "{}: {} and the shards disagree:{}", where.string(), kIndex, absent);
+}
+
+void WeightFiles::add(std::unique_ptr<SafeTensors> file) {
+  for (const auto& [name, t] : file->tensors()) {
+    const auto [it, fresh] = tensors_.try_emplace(name, Entry{file.get(), &t});
+    check(fresh, "{}: tensor {} is also in {}", file->path().string(), name, it->second.file->path().filename().string());
+  }
+  files_.push_back(std::move(file));
+}
+
+const WeightFiles::Entry* WeightFiles::find(const std::string& name) const {
+  const auto it = tensors_.find(name);
+  return it == tensors_.end() ? nullptr : &it->second;
+}
+
+std::string WeightFiles::name() const { return name_; }
+
+bool is_float_dtype(const std::string& dtype) { return dtype == "F32" || dtype == "BF16" || dtype == "F16" || dtype == "F64"; }
+
+std::vector<std::string> mismatches(const WeightFiles& files, const std::vector<Parameter>& parameters) {
+  std::vector<std::string> out;
+  std::map<std::string, const Parameter*> wanted;
+  for (const Parameter& p : parameters) {
+    wanted[p.name] = &p;
+    const WeightFiles::Entry* e = files.find(p.name);
+    if (!e) {
+      if (!p.optional)
+        out.push_back(fmt::format("{}: tensor {} is missing, config.json asks for {}", files.name(), p.name, shape_string(p.shape)));
+      continue;
+    }
+    const std::string where = e->file->path().filename().string();
+    const bool scalars = p.size == 1 && e->tensor->size() == 1 && p.shape.size() <= 1 && e->tensor->shape.size() <= 1;
+    if (e->tensor->shape != p.shape && !scalars)
+      out.push_back(fmt::format("{}: tensor {} has shape {}, config.json asks for {}", where, p.name, shape_string(e->tensor->shape),
+                                shape_string(p.shape)));
+    else if (!is_float_dtype(e->tensor->dtype))
+      out.push_back(fmt::format("{}: tensor {} is {}, expected F32, BF16, F16 or F64", where, p.name, e->tensor->dtype));
+  }
+  // Harmless: buffers of old versions, the copy of a tied LM head, corrections of layers that need none.
+  const bool tied = !wanted.contains("lm_head.weight");
+  const bool corrected = std::any_of(parameters.begin(), parameters.end(), [](const Parameter& p) { return is_correction(p.name); });
+  const auto harmless = [&](const std::string& name) {
+    return name.ends_with(".rotary_emb.inv_freq") || (tied && name == "lm_head.weight") || (corrected && is_correction(name));
+  };
+  for (const auto& [name, e] : files.tensors())
+    if (!wanted.contains(name) && !harmless(name))
+      out.push_back(fmt::format("{}: tensor {} {} is unexpected, config.json asks for none of that name",
+                                e.file->path().filename().string(), name, shape_string(e.tensor->shape)));
+  return out;
+}
+
+void each_piece(const WeightFiles::Entry& entry, const std::function<void(const float*, std::int64_t, std::int64_t)>& f) {
+  constexpr std::int64_t kPiece = 1 << 20;
+  const std::int64_t size = entry.tensor->size();
+  std::vector<float> floats(static_cast<std::size_t>(std::min(size, kPiece)));
+  for (std::int64_t first = 0; first < size; first += kPiece) {
+    const std::int64_t n = std::min(kPiece, size - first);
+    SafeTensors::to_float(*entry.tensor, first, n, floats.data());
+    f(floats.data(), first, n);
+  }
+  entry.file->release(*entry.tensor);
+}
+
+}  // namespace bhyt

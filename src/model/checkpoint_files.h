@@ -1,0 +1,49 @@
+// The weight files of a checkpoint folder, as one list of tensors: model.safetensors, or shards with their index.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "model/parameters.h"
+#include "model/safetensors.h"
+
+namespace bhyt {
+
+class WeightFiles {
+ public:
+  // A folder, or one .safetensors file. Only headers are read.
+  explicit WeightFiles(const std::filesystem::path& where);
+
+  struct Entry {
+    const SafeTensors* file;
+    const SafeTensor* tensor;
+  };
+  const std::map<std::string, Entry>& tensors() const { return tensors_; }
+  const Entry* find(const std::string& name) const;
+  const std::vector<std::unique_ptr<SafeTensors>>& files() const { return files_; }
+  std::string name() const;  // "model.safetensors", "model.safetensors.index.json"
+
+ private:
+  void add(std::unique_ptr<SafeTensors> file);
+  std::filesystem::path where_;
+  std::vector<std::unique_ptr<SafeTensors>> files_;
+  std::map<std::string, Entry> tensors_;
+  std::string name_;
+};
+
+// What a folder must hold to be a checkpoint; throws Error saying what was looked for and what is there instead.
+void require_checkpoint(const std::filesystem::path& dir);
+
+// What does not fit between the files and a model's parameters, each a line; empty when all is well. Needs no weights, only headers.
+std::vector<std::string> mismatches(const WeightFiles& files, const std::vector<Parameter>& parameters);
+
+// Calls f(floats, first, n) over the whole tensor in pieces, so that no copy of it is ever held; then lets its pages go.
+void each_piece(const WeightFiles::Entry& entry, const std::function<void(const float*, std::int64_t first, std::int64_t n)>& f);
+
+bool is_float_dtype(const std::string& dtype);
+
+}  // namespace bhyt

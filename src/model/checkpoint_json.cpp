@@ -1,0 +1,61 @@
+#include "model/checkpoint_json.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+#include "core/check.h"
+
+namespace bhyt {
+
+using schema::Json;
+
+Json parse_json(std::string_view text, const std::string& name) {
+  constexpr int kDeepest = 32;
+  const auto shallow = [&](int depth, Json::parse_event_t, Json&) {
+    check(depth <= kDeepest, "{}: nested more than {} deep", name, kDeepest);
+    return true;
+  };
+  // The parser takes a zero byte for the end of its input.
+  check(text.find('\0') == text.npos, "{}: not JSON (it holds a zero byte)", name);
+  try {
+    return Json::parse(text.begin(), text.end(), shallow);
+  } catch (const Json::exception& e) {
+    throw Error(fmt::format("{}: not JSON ({})", name, e.what()));
+  }
+}
+
+Json read_json(const std::filesystem::path& file, std::uintmax_t limit) {
+  std::error_code why;
+  const std::uintmax_t bytes = std::filesystem::file_size(file, why);
+  check(!why, "{}: cannot read: {}", file.string(), why.message());
+  check(bytes <= limit, "{}: {} bytes are over the limit of {}", file.string(), bytes, limit);
+  std::string text(bytes, '\0');
+  std::ifstream in(file, std::ios::binary);
+  check(bytes == 0 || in.read(text.data(), static_cast<std::streamsize>(bytes)), "{}: cannot read: {}", file.string(),
+        std::strerror(errno));
+  return parse_json(text, file.string());
+}
+
+void write_text_synced(const std::filesystem::path& file, std::string_view text) {
+  const auto failed = [&](const char* what) { throw Error(fmt::format("{}: cannot {}: {}", file.string(), what, std::strerror(errno))); };
+  const int fd = ::open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd < 0) failed("create");
+  try {
+    while (!text.empty()) {
+      const ssize_t n = ::write(fd, text.data(), text.size());
+      if (n < 0 && errno != EINTR) failed("write");
+      if (n > 0) text.remove_prefix(static_cast<std::size_t>(n));
+    }
+    if (::fsync(fd) != 0) failed("sync");
+  } catch (...) {
+    ::close(fd);
+    throw;
+  }
+  if (::close(fd) != 0) failed("close");
+}
+
+}  // namespace bhyt

@@ -1,0 +1,19 @@
+// JSON files of checkpoint folders: read with limits, written and synced.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+#include "core/schema.h"
+
+namespace bhyt {
+
+// Throws Error naming `name` for what is not JSON or nested beyond reason.
+schema::Json parse_json(std::string_view text, const std::string& name);
+// The same for a file of at most `limit` bytes.
+schema::Json read_json(const std::filesystem::path& file, std::uintmax_t limit = 64 << 20);
+// Writes and syncs; the caller owns the atomicity of its folder.
+void write_text_synced(const std::filesystem::path& file, std::string_view text);
+
+}  // namespace bhyt
