@@ -6,11 +6,11 @@
 namespace bhyt {
 
 struct AttentionShape {
-  std::int64_t batch = 1;    // B
-  std::int64_t seq = 1;      // T
-  std::int64_t heads = 1;    // H, query heads
-  std::int64_t kv_heads = 1; // K, divides H
-  std::int64_t head_dim = 1; // D
+  std::int64_t batch = 1;     // B
+  std::int64_t seq = 1;       // T
+  std::int64_t heads = 1;     // H, query heads
+  std::int64_t kv_heads = 1;  // K, divides H
+  std::int64_t head_dim = 1;  // D
 };
 
 // qkv [B·T, (H+2K)·D]: queries, keys, values side by side, RoPE already applied. out [B·T, H·D]. lse [B,H,T] fp32: log-sum-exp of
@@ -19,24 +19,27 @@ struct AttentionShape {
 void attention(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& shape);
 
 // dqkv [B·T, (H+2K)·D] is written whole.
-void attention_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout, const Tensor& dqkv,
-                        const AttentionShape& shape);
+void attention_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
+                        const Tensor& dqkv, const AttentionShape& shape);
 
 // Decoding: q [n, H·D] are the queries of positions past…past+n-1 of one sequence; keys and values [past+n, K·D] hold everything so far
 // (their ld may be larger). out [n, H·D].
-void attention_cached(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& out, std::int64_t past, const AttentionShape& shape);
+void attention_cached(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& out, std::int64_t past,
+                      const AttentionShape& shape);
 
 namespace cpu {
 void attention(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& shape);
-void attention_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout, const Tensor& dqkv,
-                        const AttentionShape& shape);
-void attention_cached(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& out, std::int64_t past, const AttentionShape& shape);
+void attention_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
+                        const Tensor& dqkv, const AttentionShape& shape);
+void attention_cached(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& out, std::int64_t past,
+                      const AttentionShape& shape);
 }  // namespace cpu
 namespace cuda {
 void attention(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& shape);
-void attention_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout, const Tensor& dqkv,
-                        const AttentionShape& shape);
-void attention_cached(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& out, std::int64_t past, const AttentionShape& shape);
+void attention_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
+                        const Tensor& dqkv, const AttentionShape& shape);
+void attention_cached(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& out, std::int64_t past,
+                      const AttentionShape& shape);
 }  // namespace cuda
 
 }  // namespace bhyt

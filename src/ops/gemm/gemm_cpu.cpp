@@ -3,6 +3,7 @@
 
 #include "core/parallel.h"
 #include "core/scratch.h"
+#include "ops/gemm/dot.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/library.h"
 
@@ -109,9 +110,9 @@ void product_by_pieces(const Product<In, Out>& p) {
   parallel_tasks(rows() * across, [&](std::int64_t t) { piece_product(part(p, t / across * mb, mb, t % across * nb, nb)); });
 }
 
-// Four dot products at once: x is read once for all of them, and the sums do not wait for each other.
 template <class In>
-BHYT_CLONES void dot4(const float* x, const In* b0, const In* b1, const In* b2, const In* b3, std::int64_t k, float* out) {
+inline __attribute__((always_inline)) void four_sums(const float* x, const In* const* rows, std::int64_t k, float* out) {
+  const In *b0 = rows[0], *b1 = rows[1], *b2 = rows[2], *b3 = rows[3];
   float s0 = 0, s1 = 0, s2 = 0, s3 = 0;
 #pragma omp simd reduction(+ : s0, s1, s2, s3)
   for (std::int64_t j = 0; j < k; ++j) {
@@ -140,7 +141,7 @@ void rows_times_transposed(const Product<In, Out>& p) {
       for (std::int64_t r = 0; r < 4; ++r) rows[r] = p.b + std::min(j + r, end - 1) * p.ldb;
       for (std::int64_t i = 0; i < p.m; ++i) {
         float sums[4];
-        dot4(x + i * p.k, rows[0], rows[1], rows[2], rows[3], p.k, sums);
+        dot4(x + i * p.k, rows, p.k, sums);
         Out* const c = p.c + i * p.ldc;
         for (std::int64_t r = j; r < std::min(j + 4, end); ++r)
           c[r] = from_float<Out>(sums[r - j] + (p.accumulate ? to_float(c[r]) : 0.0f));
@@ -164,6 +165,9 @@ void multiply(const Product<In, Out>& p) {
 }
 
 }  // namespace
+
+BHYT_CLONES void dot4(const float* x, const float* const* rows, std::int64_t k, float* out) { four_sums(x, rows, k, out); }
+BHYT_CLONES void dot4(const float* x, const bf16* const* rows, std::int64_t k, float* out) { four_sums(x, rows, k, out); }
 
 void gemm(const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& o) {
   dispatch_float(a.dtype, [&](auto in) {

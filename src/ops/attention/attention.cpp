@@ -1,0 +1,66 @@
+// Checks and dispatch of attention.
+#include "ops/attention/attention.h"
+
+#include "core/check.h"
+
+namespace bhyt {
+
+namespace {
+
+void check_matrix(const char* op, const char* what, const Tensor& t, std::int64_t rows, std::int64_t cols, const Tensor& like) {
+  check(t.data || t.size() == 0, "[{}] expected {} with memory, got none", op, what);
+  check(t.rows() == rows && t.cols() == cols, "[{}] expected {} [{}, {}], got {}", op, what, rows, cols, shape_string(t));
+  check(t.dtype == like.dtype && t.device == like.device, "[{}] expected {} {} on {}, got {} on {}", op, what, name_of(like.dtype),
+        name_of(like.device), name_of(t.dtype), name_of(t.device));
+}
+
+void check_shape(const char* op, const AttentionShape& s, const Tensor& x) {
+  check(s.batch >= 0 && s.seq >= 0 && s.heads > 0 && s.kv_heads > 0 && s.head_dim > 0 && s.heads % s.kv_heads == 0,
+        "[{}] expected positive sizes and query heads that are a multiple of the key/value heads, got batch {}, seq {}, heads {}, kv_heads "
+        "{}, "
+        "head_dim {}",
+        op, s.batch, s.seq, s.heads, s.kv_heads, s.head_dim);
+  check(x.dtype == DType::f32 || x.dtype == DType::bf16, "[{}] expected fp32 or bf16, got {}", op, name_of(x.dtype));
+}
+
+void check_call(const char* op, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& s) {
+  check_shape(op, s, qkv);
+  const std::int64_t n = s.batch * s.seq;
+  check_matrix(op, "qkv", qkv, n, (s.heads + 2 * s.kv_heads) * s.head_dim, qkv);
+  check_matrix(op, "out", out, n, s.heads * s.head_dim, qkv);
+  check(!lse || (lse.dtype == DType::f32 && lse.size() == n * s.heads && lse.contiguous()),
+        "[{}] expected lse fp32 [{}, {}, {}], got {} {}", op, s.batch, s.heads, s.seq, name_of(lse.dtype), shape_string(lse));
+  check(!first || (first.dtype == DType::i32 && first.size() == n && first.contiguous()), "[{}] expected first int32 [{}, {}], got {} {}",
+        op, s.batch, s.seq, name_of(first.dtype), shape_string(first));
+}
+
+}  // namespace
+
+void attention(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& shape) {
+  check_call("attention", qkv, out, lse, first, shape);
+  qkv.device.is_cuda() ? cuda::attention(qkv, out, lse, first, shape) : cpu::attention(qkv, out, lse, first, shape);
+}
+
+void attention_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
+                        const Tensor& dqkv, const AttentionShape& shape) {
+  check_call("attention_backward", qkv, out, lse, first, shape);
+  check(lse || qkv.size() == 0, "[attention_backward] expected the forward's lse, got none");
+  check_matrix("attention_backward", "dout", dout, out.rows(), out.cols(), qkv);
+  check_matrix("attention_backward", "dqkv", dqkv, qkv.rows(), qkv.cols(), qkv);
+  qkv.device.is_cuda() ? cuda::attention_backward(qkv, out, lse, first, dout, dqkv, shape)
+                       : cpu::attention_backward(qkv, out, lse, first, dout, dqkv, shape);
+}
+
+void attention_cached(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& out, std::int64_t past,
+                      const AttentionShape& shape) {
+  check_shape("attention_cached", shape, q);
+  check(past >= 0, "[attention_cached] expected past tokens of 0 or more, got {}", past);
+  const std::int64_t n = q.rows(), width = shape.kv_heads * shape.head_dim;
+  check_matrix("attention_cached", "q", q, n, shape.heads * shape.head_dim, q);
+  check_matrix("attention_cached", "out", out, n, q.cols(), q);
+  check_matrix("attention_cached", "keys", keys, past + n, width, q);
+  check_matrix("attention_cached", "values", values, past + n, width, q);
+  q.device.is_cuda() ? cuda::attention_cached(q, keys, values, out, past, shape) : cpu::attention_cached(q, keys, values, out, past, shape);
+}
+
+}  // namespace bhyt

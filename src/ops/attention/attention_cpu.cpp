@@ -1,0 +1,193 @@
+// The forward on the CPU. Every row of the result is computed the same way however the rows are spread over tasks.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/check.h"
+#include "core/parallel.h"
+#include "core/scratch.h"
+#include "ops/attention/attention.h"
+#include "ops/attention/tile.h"
+#include "ops/gemm/dot.h"
+
+namespace bhyt::cpu {
+
+namespace {
+
+constexpr std::int64_t kChunkTiles = 4;     // query tiles of a task: they share each key tile that it loads
+constexpr std::int64_t kDecodeQueries = 8;  // from here on tiles pay
+
+// One key/value head of one sequence and the group of query heads that look at it.
+template <class T>
+struct Group {
+  const T *q, *k, *v;  // q and out: of the group's first head
+  std::int64_t ldq, ldk, ldv;
+  T* out;
+  std::int64_t ldout;
+  float* lse = nullptr;                 // [heads, queries], or null
+  const std::int32_t* first = nullptr;  // by position, or null
+  std::int64_t past = 0, queries;       // query i stands at position past + i
+  std::int64_t heads, d;
+};
+
+// Queries [begin, end) of all heads of the group: begin is a multiple of kTile.
+template <class T>
+void forward_rows(const Group<T>& s, std::int64_t begin, std::int64_t end) {
+  const std::int64_t w = round_up(s.d, kCols), rows = round_up(end - begin, kTile), total = s.past + s.queries;
+  struct Room;
+  float* const q = scratch<Room>(s.heads * rows * (2 * w + 2) + 3 * kTile * w + kRows * kTile);
+  float* const o = q + s.heads * rows * w;
+  float* const max = o + s.heads * rows * w;
+  float* const sum = max + s.heads * rows;
+  float* const k = sum + s.heads * rows;
+  float* const kt = k + kTile * w;
+  float* const v = kt + kTile * w;
+  float* const p = v + kTile * w;
+
+  const float scale = 1.0f / std::sqrt(static_cast<float>(s.d));
+  for (std::int64_t h = 0; h < s.heads; ++h)
+    for (std::int64_t i = 0; i < rows; i += kTile)
+      load_tile(s.q + (begin + i) * s.ldq + h * s.d, s.ldq, std::min(kTile, end - begin - i), s.d, scale, q + (h * rows + i) * w, w);
+  std::fill_n(o, s.heads * rows * w, 0.0f);
+  std::fill_n(max, s.heads * rows, -std::numeric_limits<float>::infinity());
+  std::fill_n(sum, s.heads * rows, 0.0f);
+
+  const std::int64_t lowest = s.first ? *std::min_element(s.first + begin, s.first + end) : 0;
+  for (std::int64_t key = lowest / kTile * kTile; key < s.past + end; key += kTile) {
+    const std::int64_t n = std::min(kTile, total - key);
+    load_tile(s.k + key * s.ldk, s.ldk, n, s.d, 1.0f, k, w);
+    transpose_tile(k, w, s.d, kt);
+    load_tile(s.v + key * s.ldv, s.ldv, n, s.d, 1.0f, v, w);
+    for (std::int64_t i = std::max<std::int64_t>(0, key - s.past - begin) / kRows * kRows; i < end - begin; i += kRows) {
+      const Block block = visible_block(s.first, s.past + begin + i, s.past + end, key);
+      if (block.n == 0) continue;
+      for (std::int64_t h = 0; h < s.heads; ++h) {
+        const std::int64_t at = h * rows + i;
+        float keep[kRows];
+        product(block.n, s.d, q + at * w, w, kt, kTile, p, kTile);
+        softmax_step(p, block, max + at, sum + at, keep);
+        product_add(w, block.n, p, kTile, v, w, o + at * w, w, keep);
+      }
+    }
+  }
+
+  for (std::int64_t h = 0; h < s.heads; ++h) {
+    float* const m = max + h * rows;
+    float* const l = sum + h * rows;
+    for (std::int64_t i = 0; i < end - begin; ++i) {
+      if (s.lse) s.lse[h * s.queries + begin + i] = m[i] + std::log(l[i]);
+      l[i] = 1.0f / l[i];
+    }
+    store_rows(o + h * rows * w, w, l, s.out + begin * s.ldout + h * s.d, s.ldout, end - begin, s.d);
+  }
+}
+
+// Runs f(group, begin, end) over `groups` and pieces of their queries; pieces are made smaller when there are few of them.
+template <class F>
+void for_chunks(std::int64_t groups, std::int64_t queries, F&& f) {
+  const std::int64_t tiles = (queries + kTile - 1) / kTile;
+  const std::int64_t chunk = kTile * std::clamp<std::int64_t>(tiles * groups / (4 * num_threads()), 1, kChunkTiles);
+  const std::int64_t chunks = (queries + chunk - 1) / chunk;
+  // The last queries see the most keys: they go first.
+  parallel_tasks(groups * chunks, [&](std::int64_t t) {
+    const std::int64_t begin = (chunks - 1 - t / groups) * chunk;
+    f(t % groups, begin, std::min(queries, begin + chunk));
+  });
+}
+
+// Few queries: keys and values are read once, in their own type, where they lie.
+template <class T>
+void decode(const Group<T>& s) {
+  const std::int64_t total = s.past + s.queries, n = s.heads * s.queries, room = round_up(total, 4);
+  struct Room;
+  float* const q = scratch<Room>(n * (2 * s.d + room + 1));
+  float* const o = q + n * s.d;
+  float* const p = o + n * s.d;
+  float* const inverse = p + n * room;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(s.d));
+  const auto rows_of = [&](const T* base, std::int64_t ld, std::int64_t key, const T** rows) {
+    for (std::int64_t r = 0; r < 4; ++r) rows[r] = base + std::min(key + r, total - 1) * ld;
+  };
+  for (std::int64_t i = 0; i < n; ++i)
+    for (std::int64_t j = 0; j < s.d; ++j) q[i * s.d + j] = scale * to_float(s.q[i / s.heads * s.ldq + i % s.heads * s.d + j]);
+  std::fill_n(o, n * s.d, 0.0f);
+  const T* rows[4];
+  for (std::int64_t key = 0; key < total; key += 4) {
+    rows_of(s.k, s.ldk, key, rows);
+    for (std::int64_t i = 0; i < n; ++i) dot4(q + i * s.d, rows, s.d, p + i * room + key);
+  }
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::int64_t seen = s.past + i / s.heads + 1;
+    inverse[i] = 1.0f / softmax_row(p + i * room, seen);
+    std::fill(p + i * room + seen, p + (i + 1) * room, 0.0f);
+  }
+  for (std::int64_t key = 0; key < total; key += 4) {
+    rows_of(s.v, s.ldv, key, rows);
+    for (std::int64_t i = 0; i < n; ++i) add4(o + i * s.d, p + i * room + key, rows, s.d);
+  }
+  for (std::int64_t i = 0; i < n; ++i)
+    store_rows(o + i * s.d, s.d, inverse + i, s.out + i / s.heads * s.ldout + i % s.heads * s.d, s.ldout, 1, s.d);
+}
+
+void check_first(const Tensor& first, const AttentionShape& s) {
+  for (std::int64_t i = 0; first && i < s.batch * s.seq; ++i) {
+    const std::int32_t at = first.as<std::int32_t>()[i];
+    check(at >= 0 && at <= i % s.seq, "[attention] expected first between 0 and {} at position {}, got {}", i % s.seq, i % s.seq, at);
+  }
+}
+
+}  // namespace
+
+void attention(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& s) {
+  check_first(first, s);
+  const std::int64_t heads = s.heads / s.kv_heads;
+  dispatch_float(qkv.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    for_chunks(s.batch * s.kv_heads, s.seq, [&](std::int64_t group, std::int64_t begin, std::int64_t end) {
+      const std::int64_t b = group / s.kv_heads, h = group % s.kv_heads;
+      const T* const row = qkv.as<T>() + b * s.seq * qkv.ld;
+      forward_rows(Group<T>{.q = row + h * heads * s.head_dim,
+                            .k = row + (s.heads + h) * s.head_dim,
+                            .v = row + (s.heads + s.kv_heads + h) * s.head_dim,
+                            .ldq = qkv.ld,
+                            .ldk = qkv.ld,
+                            .ldv = qkv.ld,
+                            .out = out.as<T>() + b * s.seq * out.ld + h * heads * s.head_dim,
+                            .ldout = out.ld,
+                            .lse = lse ? lse.as<float>() + (b * s.heads + h * heads) * s.seq : nullptr,
+                            .first = first ? first.as<std::int32_t>() + b * s.seq : nullptr,
+                            .queries = s.seq,
+                            .heads = heads,
+                            .d = s.head_dim},
+                   begin, end);
+    });
+  });
+}
+
+void attention_cached(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& out, std::int64_t past,
+                      const AttentionShape& s) {
+  const std::int64_t heads = s.heads / s.kv_heads, n = q.rows();
+  dispatch_float(q.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const auto group = [&](std::int64_t h) {
+      return Group<T>{.q = q.as<T>() + h * heads * s.head_dim,
+                      .k = keys.as<T>() + h * s.head_dim,
+                      .v = values.as<T>() + h * s.head_dim,
+                      .ldq = q.ld,
+                      .ldk = keys.ld,
+                      .ldv = values.ld,
+                      .out = out.as<T>() + h * heads * s.head_dim,
+                      .ldout = out.ld,
+                      .past = past,
+                      .queries = n,
+                      .heads = heads,
+                      .d = s.head_dim};
+    };
+    if (n < kDecodeQueries)
+      parallel_tasks(s.kv_heads, [&](std::int64_t h) { decode(group(h)); });
+    else
+      for_chunks(s.kv_heads, n, [&](std::int64_t h, std::int64_t begin, std::int64_t end) { forward_rows(group(h), begin, end); });
+  });
+}
+
+}  // namespace bhyt::cpu

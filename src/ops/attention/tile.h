@@ -1,0 +1,66 @@
+// The pieces attention on the CPU is made of: tiles copied to fp32, small products of them, and the softmax of a few rows.
+// Tiles have kTile positions; heads are padded with zeros to a multiple of kCols, so that no loop has a remainder.
+#pragma once
+
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace bhyt::cpu {
+
+constexpr std::int64_t kTile = 64;
+constexpr std::int64_t kCols = 16;
+// Rows of a product that are summed at once: kRows × kCols sums fill the registers of AVX-512, and of NEON.
+#if defined(__x86_64__)
+constexpr std::int64_t kRows = 8;
+#else
+constexpr std::int64_t kRows = 4;
+#endif
+
+constexpr std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
+
+// Products of kRows rows; n is a multiple of kCols. a [kRows,k], b [k,n], c [kRows,n].
+void product(std::int64_t n, std::int64_t k, const float* a, std::int64_t lda, const float* b, std::int64_t ldb, float* c,
+             std::int64_t ldc);
+// c = keep[row]·c + a·b
+void product_add(std::int64_t n, std::int64_t k, const float* a, std::int64_t lda, const float* b, std::int64_t ldb, float* c,
+                 std::int64_t ldc, const float* keep);
+// c += aᵀ·b with a [k,kRows]
+void product_transposed_add(std::int64_t n, std::int64_t k, const float* a, std::int64_t lda, const float* b, std::int64_t ldb, float* c,
+                            std::int64_t ldc);
+
+// out [kTile,width] = scale · rows of `in` [n,d], the rest zero.
+template <class T>
+void load_tile(const T* in, std::int64_t ld, std::int64_t n, std::int64_t d, float scale, float* out, std::int64_t width);
+// out [d,kTile] = the first d columns of a loaded tile, transposed.
+void transpose_tile(const float* in, std::int64_t width, std::int64_t d, float* out);
+// Row by row scale[i] · in to `out` [n,d].
+template <class T>
+void store_rows(const float* in, std::int64_t width, const float* scale, T* out, std::int64_t ld, std::int64_t n, std::int64_t d);
+
+// What kRows rows of a score tile see of it.
+struct Block {
+  std::int64_t n = 0;                 // columns to compute, a multiple of kCols; 0: none is visible
+  bool masked = false;                // some of them are hidden from some row
+  std::int64_t lo[kRows], hi[kRows];  // row r sees columns [lo, hi)
+};
+
+// Rows are positions t, t + 1, … below `end` (more rows repeat the last one), columns the keys from `key` on.
+// first[t] is the first position that t sees; null: 0.
+Block visible_block(const std::int32_t* first, std::int64_t t, std::int64_t end, std::int64_t key);
+
+// One step of the online softmax for scores s [kRows,kTile]: s becomes exp(s − max), `max` and `sum` follow, and keep[row] is what
+// earlier sums have to be multiplied by.
+void softmax_step(float* s, const Block& block, float* max, float* sum, float* keep);
+
+// s becomes p = exp(s − lse), dp becomes p·(dp − delta).
+void softmax_gradient(float* s, float* dp, const Block& block, const float* lse, const float* delta);
+
+// In place over a row of n scores, not normalized: returns the sum.
+float softmax_row(float* s, std::int64_t n);
+
+// o [d] += Σ p[i]·rows[i], four rows.
+void add4(float* o, const float* p, const float* const* rows, std::int64_t d);
+void add4(float* o, const float* p, const bf16* const* rows, std::int64_t d);
+
+}  // namespace bhyt::cpu

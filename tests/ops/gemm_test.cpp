@@ -1,0 +1,223 @@
+#include "ops/gemm/gemm.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "core/error.h"
+#include "core/parallel.h"
+#include "ops/linear/linear.h"
+#include "tests/ops/case.h"
+
+namespace bhyt::testing {
+namespace {
+
+struct GemmCase {
+  std::int64_t m, n, k;
+  GemmOptions options = {};
+  bool fp32_result = false;  // also for bf16 operands
+  std::int64_t margin = 0;   // a, b and c are column slices that begin `margin` columns into wider matrices
+};
+
+double at(const std::vector<double>& v, std::int64_t i) { return v[static_cast<std::size_t>(i)]; }
+
+void reference_product(const GemmCase& g, const std::vector<double>& a, const std::vector<double>& b, const std::vector<double>& before,
+                       std::vector<double>& c) {
+  const std::int64_t e = g.margin, lda = (g.options.trans_a ? g.m : g.k) + 2 * e, ldb = (g.options.trans_b ? g.k : g.n) + 2 * e;
+  c = before;
+  for (std::int64_t i = 0; i < g.m; ++i)
+    for (std::int64_t j = 0; j < g.n; ++j) {
+      double sum = 0;
+      for (std::int64_t l = 0; l < g.k; ++l)
+        sum += at(a, g.options.trans_a ? l * lda + i + e : i * lda + l + e) * at(b, g.options.trans_b ? j * ldb + l + e : l * ldb + j + e);
+      double& out = c[static_cast<std::size_t>(i * (g.n + 2 * e) + j + e)];
+      out = g.options.alpha * sum + (g.options.accumulate ? out : 0);
+    }
+}
+
+Case gemm_case(const GemmCase& g) {
+  const std::int64_t e = g.margin;
+  const auto [ta, tb, accumulate, alpha] = g.options;
+  return {.name = fmt::format("{}x{}x{}{}{}{}{} alpha {} margin {}", g.m, g.n, g.k, ta ? " ta" : "", tb ? " tb" : "",
+                              accumulate ? " +=" : "", g.fp32_result ? " to fp32" : "", alpha, e),
+          .inputs = {{"a", {ta ? g.k : g.m, (ta ? g.m : g.k) + 2 * e}, Role::constant},
+                     {"b", {tb ? g.n : g.k, (tb ? g.k : g.n) + 2 * e}, Role::constant},
+                     {"before", {g.m, g.n + 2 * e}, g.fp32_result ? Role::constant32 : Role::constant}},
+          .outputs = {{"c", {g.m, g.n + 2 * e}, g.fp32_result ? Output::Type::fp32 : Output::Type::run}},
+          .reference = [g](Arrays& x, Round) { reference_product(g, x["a"], x["b"], x["before"], x["c"]); },
+          .forward =
+              [g, e](Context& x) {
+                // Without accumulation what is there must not matter, so it is left at the NaN it holds (but for the margins).
+                if (g.options.accumulate || e > 0) copy(x["before"], x["c"]);
+                const auto inner = [e](const Tensor& t) { return t.col_slice(e, t.cols() - 2 * e); };
+                gemm(inner(x["a"]), inner(x["b"]), inner(x["c"]), g.options);
+              },
+          .flops = 2.0 * static_cast<double>(g.m) * static_cast<double>(g.n) * static_cast<double>(g.k)};
+}
+
+std::vector<Case> gemm_tests() {
+  std::vector<Case> cases;
+  for (const bool ta : {false, true})
+    for (const bool tb : {false, true})
+      for (const bool accumulate : {false, true}) {
+        const GemmOptions o{.trans_a = ta, .trans_b = tb, .accumulate = accumulate};
+        GemmOptions half = o;
+        half.alpha = 0.5f;
+        cases.push_back(gemm_case({.m = 33, .n = 31, .k = 32, .options = o}));
+        cases.push_back(gemm_case({.m = 101, .n = 67, .k = 127, .options = half, .margin = 3}));
+        cases.push_back(gemm_case({.m = 1, .n = 257, .k = 131, .options = o, .fp32_result = true}));
+        cases.push_back(gemm_case({.m = 3, .n = 5, .k = 130, .options = half, .fp32_result = true, .margin = 1}));
+      }
+  for (const std::int64_t n : {1, 31, 32, 33}) cases.push_back(gemm_case({.m = n, .n = n, .k = n}));
+  cases.push_back(gemm_case({.m = 1, .n = 1, .k = 1, .options = {.trans_b = true}}));
+  // Several pieces for the threads; several panels of the bf16 path in each direction.
+  cases.push_back(gemm_case({.m = 193, .n = 1100, .k = 37, .options = {.trans_b = true, .accumulate = true}}));
+  cases.push_back(gemm_case({.m = 613, .n = 97, .k = 50, .fp32_result = true}));
+  cases.push_back(gemm_case({.m = 53, .n = 41, .k = 2111, .options = {.trans_a = true, .accumulate = true, .alpha = 0.25f}}));
+  return cases;
+}
+
+// The products of the preset `small` on 8×256 tokens: forward, gradient of the input, gradient of the weight.
+std::vector<Case> gemm_benchmarks() {
+  std::vector<Case> cases;
+  const std::int64_t tokens = 2048;
+  for (const auto& [in, out] : {std::pair<std::int64_t, std::int64_t>{512, 1024}, {512, 512}, {512, 2816}, {1408, 512}, {512, 8192}}) {
+    cases.push_back(gemm_case({.m = tokens, .n = out, .k = in, .options = {.trans_b = true}}));
+    cases.push_back(gemm_case({.m = tokens, .n = in, .k = out}));
+    cases.push_back(gemm_case({.m = out, .n = in, .k = tokens, .options = {.trans_a = true, .accumulate = true}, .fp32_result = true}));
+  }
+  cases.push_back(gemm_case({.m = 1, .n = 8192, .k = 512, .options = {.trans_b = true}}));
+  return cases;
+}
+
+OP_CASES(Gemm, gemm_tests, gemm_benchmarks)
+
+Case linear_case(std::int64_t n, std::int64_t in, std::int64_t out, bool residual, bool in_place = false) {
+  return {.name = fmt::format("{}x{}x{}{}{}", n, in, out, residual ? " residual" : "", in_place ? " in place" : ""),
+          .inputs = {{"x", {n, in}}, {"w", {out, in}, Role::weight}, {"residual", {n, out}, Role::constant}},
+          .outputs = {{"y", {n, out}}},
+          .reference =
+              [=](Arrays& a, Round) {
+                GemmCase g{.m = n, .n = out, .k = in, .options = {.trans_b = true, .accumulate = residual}};
+                reference_product(g, a["x"], a["w"], a["residual"], a["y"]);
+              },
+          .forward =
+              [=](Context& c) {
+                if (in_place) copy(c["residual"], c["y"]);
+                Epilogue e;
+                if (residual) e.residual = in_place ? c["y"] : c["residual"];
+                linear(c["x"], c["w"], c["y"], e);
+              },
+          .backward = [](Context& c) { linear_backward(c["x"], c["w"], c.grad("y"), c.grad("x"), c.grad("w")); }};
+}
+
+std::vector<Case> linear_tests() {
+  return {linear_case(33, 31, 32, true), linear_case(33, 31, 32, true, true), linear_case(37, 41, 29, false),
+          linear_case(1, 7, 1, true),    linear_case(130, 1, 3, false),       linear_case(1, 1, 1, false)};
+}
+std::vector<Case> no_benchmarks() { return {}; }
+
+OP_CASES(Linear, linear_tests, no_benchmarks)
+
+OwnedTensor filled(DType type, const Shape& shape, double value) {
+  std::int64_t n = 1;
+  for (const auto d : shape) n *= d;
+  return make_tensor(Device::cpu(), type, shape, std::vector<double>(static_cast<std::size_t>(n), value));
+}
+
+TEST(Linear, AddsToTheGradientOfItsInputWhenAsked) {
+  const OwnedTensor dy = filled(DType::f32, {3, 2}, 1), w = filled(DType::f32, {2, 4}, 3), dx = filled(DType::f32, {3, 4}, 10);
+  linear_backward({}, w, dy, dx, {}, true);
+  for (const double g : to_doubles(dx)) EXPECT_EQ(g, 16);
+}
+
+TEST(Gemm, SumsOverNothing) {
+  for (const DType type : {DType::f32, DType::bf16}) {
+    const OwnedTensor a = make_tensor(Device::cpu(), type, {2, 0}), b = make_tensor(Device::cpu(), type, {0, 3});
+    const OwnedTensor c = filled(type, {2, 3}, 5);
+    gemm(a, b, c, {.accumulate = true});
+    for (const double x : to_doubles(c)) EXPECT_EQ(x, 5);
+    gemm(a, b, c);
+    for (const double x : to_doubles(c)) EXPECT_EQ(x, 0);
+    const OwnedTensor none = make_tensor(Device::cpu(), type, {0, 3}), left = make_tensor(Device::cpu(), type, {0, 2});
+    gemm(left, filled(type, {2, 3}, 1), none);
+    gemm(filled(type, {3, 2}, 1), filled(type, {2, 0}, 1), make_tensor(Device::cpu(), type, {3, 0}));
+  }
+}
+
+TEST(Gemm, WritesBf16FromFp32) {
+  const OwnedTensor a = filled(DType::f32, {40, 3}, 1.0 / 3), b = filled(DType::f32, {3, 50}, 1.0 / 3),
+                    c = filled(DType::bf16, {40, 50}, 1);
+  gemm(a, b, c, {.accumulate = true});
+  for (const double x : to_doubles(c)) EXPECT_NEAR(x, 4.0 / 3, 0x1p-8);
+}
+
+// A run stops at a NaN only if it gets to the loss.
+TEST(Gemm, KeepsNaN) {
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const std::int64_t m : {1, 9}) {
+      const OwnedTensor a = filled(type, {m, 20}, std::numeric_limits<double>::quiet_NaN()), b = filled(type, {30, 20}, 0),
+                        c = filled(type, {m, 30}, 0);
+      gemm(a, b, c, {.trans_b = true});
+      for (const double x : to_doubles(c)) EXPECT_TRUE(std::isnan(x));
+    }
+}
+
+// Each task of a parallel region may multiply; no two of them share scratch memory.
+TEST(Gemm, RunsInsideParallelTasks) {
+  constexpr std::int64_t kTasks = 12, n = 50;
+  set_num_threads(4);
+  for (const DType type : {DType::f32, DType::bf16}) {
+    std::vector<OwnedTensor> results;
+    for (std::int64_t t = 0; t < kTasks; ++t) results.push_back(filled(type, {n, n}, 0));
+    parallel_tasks(kTasks, [&](std::int64_t t) {
+      const OwnedTensor a = filled(type, {n, n}, static_cast<double>(t)), b = filled(type, {n, n}, 1);
+      for (int repeat = 0; repeat < 20; ++repeat) gemm(a, b, results[static_cast<std::size_t>(t)]);
+    });
+    for (std::int64_t t = 0; t < kTasks; ++t)
+      for (const double x : to_doubles(results[static_cast<std::size_t>(t)])) ASSERT_NEAR(x, static_cast<double>(t * n), t * n * 0x1p-8);
+  }
+  set_num_threads(0);
+}
+
+// Sizes at which two, three and four threads cut the result in different places.
+TEST(Gemm, SameBitsOnAnyNumberOfThreads) {
+  Rng rng(11);
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const auto& [m, n, k] : {std::array<std::int64_t, 3>{512, 300, 700}, {1100, 1030, 130}, {97, 2050, 64}})
+      for (const GemmOptions& o :
+           {GemmOptions{.trans_b = true}, GemmOptions{}, GemmOptions{.trans_a = true, .accumulate = true, .alpha = 0.3f}}) {
+        const auto random = [&](std::int64_t rows, std::int64_t cols) {
+          std::vector<double> v(static_cast<std::size_t>(rows * cols));
+          for (double& x : v) x = rng.uniform() - 0.5;
+          return make_tensor(Device::cpu(), type, {rows, cols}, v);
+        };
+        const OwnedTensor a = o.trans_a ? random(k, m) : random(m, k), b = o.trans_b ? random(n, k) : random(k, n);
+        std::vector<OwnedTensor> c;
+        for (const int threads : {1, 2, 3, 4, 7}) {
+          set_num_threads(threads);
+          c.push_back(filled(type, {m, n}, 0.125));
+          gemm(a, b, c.back(), o);
+          EXPECT_EQ(std::memcmp(c.front().t.data, c.back().t.data, c.front().t.bytes()), 0)
+              << threads << " threads, " << m << "x" << n << "x" << k;
+        }
+      }
+  set_num_threads(0);
+}
+
+TEST(Gemm, RefusesWhatDoesNotFit) {
+  const OwnedTensor a = filled(DType::f32, {2, 3}, 1), b = filled(DType::f32, {3, 4}, 1), c = filled(DType::f32, {2, 4}, 0);
+  EXPECT_THROW(gemm(a, a, c), Error);
+  EXPECT_THROW(gemm(a, b, c, {.trans_a = true}), Error);
+  EXPECT_THROW(gemm(a, b, a), Error);
+  EXPECT_THROW(gemm(a, filled(DType::bf16, {3, 4}, 1), c), Error);
+  EXPECT_THROW(gemm(a, b, filled(DType::i32, {2, 4}, 0)), Error);
+  EXPECT_THROW(gemm(a, b, Tensor(nullptr, DType::f32, Device::cpu(), {2, 4})), Error);
+  EXPECT_THROW(linear(a, filled(DType::f32, {4, 3}, 1), c, {.residual = a}), Error);
+  EXPECT_THROW(linear_backward(a, b, c, {}, filled(DType::bf16, {4, 3}, 0)), Error);
+}
+
+}  // namespace
+}  // namespace bhyt::testing
