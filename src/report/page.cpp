@@ -1,0 +1,308 @@
+#include "report/page.h"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "report/figure.h"
+
+namespace bhyt::report {
+
+namespace {
+
+constexpr const char* kStyle =
+#include "report/style.inc"
+    ;
+constexpr const char* kScript =
+#include "report/script.inc"
+    ;
+
+std::string fixed(double v, int digits = 4) { return std::isfinite(v) ? fmt::format("{:.{}f}", v, digits) : "–"; }
+
+double final_loss(const Run& r, bool validation) { return validation ? r.valid.last() : r.loss.last(); }
+
+bool any_validation(const std::vector<Run>& runs) {
+  return std::any_of(runs.begin(), runs.end(), [](const Run& r) { return std::isfinite(r.valid.last()); });
+}
+
+// The run with the lowest final loss, -1 without any.
+int best_run(const std::vector<Run>& runs) {
+  const bool validation = any_validation(runs);
+  int best = -1;
+  for (int i = 0; i < static_cast<int>(runs.size()); ++i) {
+    const double v = final_loss(runs[static_cast<std::size_t>(i)], validation);
+    if (std::isfinite(v) && (best < 0 || v < final_loss(runs[static_cast<std::size_t>(best)], validation))) best = i;
+  }
+  return best;
+}
+
+std::string swatch(std::size_t run) {
+  return fmt::format(R"html(<i class="swatch{}" style="--c:var(--c{})"></i>)html", run >= kColours ? " dash" : "", run % kColours);
+}
+
+std::string cell(const std::string& text, const char* kind = "") {
+  return fmt::format("<td{}>{}</td>", *kind ? fmt::format(R"( class="{}")", kind) : "", escape(text));
+}
+
+std::string steps_of(const Run& r) {
+  const std::string* planned = r.value("train.steps");
+  const std::string done = fmt::format("{:.0f}", r.steps());
+  return planned && *planned != done ? done + " of " + *planned : done;
+}
+
+std::string summary_table(const std::vector<Run>& runs) {
+  const int best = best_run(runs);
+  std::string out =
+      "<div class=\"scroll\"><table class=\"numbers\"><thead><tr><th>run</th><th>training loss</th><th>validation loss</th><th>above the "
+      "floor</th>"
+      "<th>steps</th><th>tokens</th><th>time</th><th>tokens/s</th><th>skipped</th></tr></thead><tbody>";
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const Run& r = runs[i];
+    const double seconds = r.seconds.last(), tokens = r.tokens.last();
+    out += fmt::format("<tr{}><th>{}{}</th>", static_cast<int>(i) == best && runs.size() > 1 ? " class=\"best\"" : "", swatch(i),
+                       escape(r.name));
+    out += cell(fixed(r.loss.last())) + cell(fixed(r.valid.last()), "main") + cell(fixed(r.above_floor())) + cell(steps_of(r));
+    out += cell(std::isfinite(tokens) ? log::human_count(tokens) : "–") + cell(seconds > 0 ? log::human_time(seconds) : "–");
+    out +=
+        cell(seconds > 0 && std::isfinite(tokens) ? log::human_count(tokens / seconds) : "–") + cell(fmt::format("{}", r.skipped.size()));
+    out += "</tr>";
+  }
+  return out +
+         "</tbody></table></div><p class=\"small\">Losses are the last recorded, in nats per token. Time is what the training steps took, "
+         "without "
+         "evaluation and saving.</p>";
+}
+
+// Rows of keys against columns of runs; with differing_only, those where the runs agree are left out.
+std::string key_table(const std::vector<Run>& runs, const Entries Run::*member, bool differing_only) {
+  std::vector<std::string> keys;
+  std::set<std::string> seen;
+  for (const Run& r : runs)
+    for (const auto& [key, value] : r.*member)
+      if (seen.insert(key).second) keys.push_back(key);
+  const auto find = [&](const Run& r, const std::string& key) -> std::string {
+    for (const auto& [k, v] : r.*member)
+      if (k == key) return v;
+    return "–";
+  };
+  std::string rows;
+  for (const std::string& key : keys) {
+    std::set<std::string> values;
+    std::string cells;
+    for (const Run& r : runs) values.insert(find(r, key)), cells += cell(find(r, key));
+    if (differing_only && (values.size() == 1 || key == "run.dir")) continue;
+    if (values.size() == 1) cells = fmt::format("<td colspan=\"{}\">{}</td>", runs.size(), escape(*values.begin()));
+    rows += fmt::format("<tr><th>{}</th>{}</tr>", escape(key), cells);
+  }
+  if (rows.empty()) return "";
+  std::string head;
+  for (std::size_t i = 0; i < runs.size(); ++i) head += fmt::format("<th>{}{}</th>", swatch(i), escape(runs[i].name));
+  return fmt::format("<div class=\"scroll\"><table class=\"keys\"><thead><tr><th></th>{}</tr></thead><tbody>{}</tbody></table></div>", head,
+                     rows);
+}
+
+bool differ(const std::vector<Run>& runs, const char* key) {
+  std::set<std::string> values;
+  for (const Run& r : runs)
+    if (const std::string* v = r.value(key)) values.insert(*v);
+  return values.size() > 1;
+}
+
+// What a reader of the comparison has to know.
+std::vector<std::string> caveats(const std::vector<Run>& runs) {
+  std::vector<std::string> out;
+  if (differ(runs, "data.valid") || differ(runs, "data.tokenizer"))
+    out.push_back("The runs differ in validation data or tokenizer: their losses do not compare.");
+  std::set<double> lengths;
+  for (const Run& r : runs) lengths.insert(r.steps());
+  if (lengths.size() > 1) out.push_back("The runs have different lengths: final values are not from the same step.");
+  for (const Run& r : runs)
+    for (const std::string& note : r.notes) out.push_back(runs.size() > 1 ? r.name + ": " + note + "." : note + ".");
+  return out;
+}
+
+std::string value(double v) { return std::isfinite(v) ? fmt::format("{:.5g}", v) : "null"; }
+
+// Adds an element to a list that is written by hand.
+void append(std::string& list, const std::string& element) {
+  if (!list.empty()) list += ',';
+  list += element;
+}
+
+std::string array(const std::vector<double>& values, bool whole = false) {
+  std::string out;
+  for (const double v : values) append(out, whole ? fmt::format("{:.0f}", v) : value(v));
+  return fmt::format("[{}]", out);
+}
+
+// "<" is written so that no name can end the script element.
+std::string text_value(const std::string& text) {
+  std::string out;
+  for (const char c : nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace))
+    out += c == '<' ? "\\u003c" : std::string(1, c);
+  return out;
+}
+
+std::string figure_data(const Figure& f) {
+  std::string lines, levels, skipped;
+  const std::vector<double>* before = nullptr;
+  for (const Line& l : f.lines) {
+    if (l.data.x.empty()) continue;
+    const std::string x = before && *before == l.data.x ? "null" : array(l.data.x, true);
+    before = &l.data.x;
+    const std::string extremes = l.data.exact() ? "" : fmt::format(R"(,"lo":{},"hi":{})", array(l.data.lo), array(l.data.hi));
+    append(lines, fmt::format(R"({{"run":{},"name":{},"smoothed":{},"dots":{},"tint":{:.2f},"x":{},"y":{}{}}})", l.run, text_value(l.name),
+                              l.smoothed, l.dots, l.tint, x, array(l.data.y), extremes));
+  }
+  for (const Level& l : f.levels) append(levels, fmt::format(R"({{"y":{},"label":{}}})", value(l.y), text_value(l.label)));
+  for (const auto& s : f.skipped) append(skipped, array(s, true));
+  return fmt::format(
+      R"({{"id":"{}","w":{},"h":{},"group":"{}","steps":{},"close":{},"log":{},"zero":{},"cap":{},"start":{},"end":{},"lines":[{}],"levels":[{}],"skipped":[{}]}})",
+      f.id, f.width, f.height, f.group, f.steps, f.close, f.log, f.from_zero, value(f.cap), f.x.lo, f.x.hi, lines, levels, skipped);
+}
+
+std::string page_data(const std::vector<Run>& runs, const std::vector<Figure>& figures, double window) {
+  std::string names, data;
+  for (const Run& r : runs) append(names, text_value(r.name));
+  for (const Figure& f : figures) append(data, figure_data(f));
+  return fmt::format(R"({{"window":{:.0f},"colours":{},"runs":[{}],"figures":[{}]}})", window, kColours, names, data);
+}
+
+std::string figure_html(const Figure& f, double window) {
+  const std::string scale =
+      f.can_log ? fmt::format(R"(<button class="scale js" data-figure="{}" type="button">{}</button>)", f.id, f.log ? "log" : "linear")
+                : "";
+  return fmt::format("<figure{}><header><h3>{}</h3><span class=\"unit\">{}</span>{}</header>\n{}<figcaption>{}</figcaption></figure>\n",
+                     f.only_run >= 0 ? fmt::format(" class=\"r{}\"", f.only_run) : "", escape(f.title), escape(f.unit), scale,
+                     draw_svg(f, window), escape(f.caption));
+}
+
+std::string figures_of(const std::vector<Figure>& figures, const char* section, double window) {
+  std::string out;
+  for (const Figure& f : figures)
+    if (f.section == section) out += figure_html(f, window);
+  return out;
+}
+
+std::string controls(const std::vector<Run>& runs, double window) {
+  std::string legend, rules;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    legend += fmt::format(R"(<label><input type="checkbox" id="run{}" checked>{}{}</label>)", i, swatch(i), escape(runs[i].name));
+    // Hiding a run works without a script; the script only rescales what is left.
+    rules += fmt::format(":root:has(#run{0}:not(:checked)) :is(.plot .r{0},figure.r{0}){{display:none}}", i);
+  }
+  return fmt::format(
+      R"(<style>{}</style><nav><div class="legend">{}</div><div class="tools js"><label>smoothing <input type="range" id="smoothing" min="0" max="8" step="1"></label>)"
+      R"(<output id="window">{}</output><button type="button" id="reset" hidden>whole run</button><button type="button" id="theme" title="light or dark">◐</button></div></nav>)"
+      "\n",
+      rules, legend, window > 0 ? fmt::format("mean over {:.0f} steps", window) : "off");
+}
+
+std::string ramp_key(const std::vector<Run>& runs) {
+  std::size_t layers = 0;
+  for (const Run& r : runs)
+    for (const LayerRecord& l : r.layers) layers = std::max({layers, l.lambda_attn.size(), l.lambda_mlp.size()});
+  return fmt::format("<span class=\"ramp\">layer 1 <i></i> layer {}</span>", layers);
+}
+
+std::string title_of(const std::vector<Run>& runs) {
+  if (runs.size() > 4) return fmt::format("{} runs", runs.size());
+  std::string names;
+  for (const Run& r : runs) names += fmt::format("{}{}", names.empty() ? "" : ", ", r.name);
+  return names;
+}
+
+std::string section(const char* title, const std::string& lead, const char* grid, const std::string& body) {
+  if (body.empty()) return "";
+  return fmt::format("<section><h2>{}</h2>{}<div class=\"{}\">{}</div></section>\n", title,
+                     lead.empty() ? "" : fmt::format("<p>{}</p>", lead), grid, body);
+}
+
+std::string configs(const std::vector<Run>& runs) {
+  std::string out;
+  for (std::size_t i = 0; i < runs.size(); ++i)
+    if (!runs[i].config_text.empty())
+      out += fmt::format("<details><summary>{}{}: resolved.yaml</summary><pre>{}</pre></details>", swatch(i), escape(runs[i].name),
+                         escape(runs[i].config_text));
+  return out;
+}
+
+}  // namespace
+
+std::string verdict(const std::vector<Run>& runs) {
+  const int best = best_run(runs);
+  if (best < 0) return "No loss has been recorded yet.";
+  const bool validation = any_validation(runs);
+  const char* kind = validation ? "validation" : "training";
+  const Run& b = runs[static_cast<std::size_t>(best)];
+  const double lowest = final_loss(b, validation);
+  const std::string floor = b.floor ? fmt::format(" ({:.4f} above the entropy floor)", lowest - *b.floor) : "";
+  if (runs.size() == 1) return fmt::format("{}: {} loss {:.4f}{} at step {:.0f}.", b.name, kind, lowest, floor, b.steps());
+  std::string out = fmt::format("Lowest final {} loss: {}, {:.4f}{}", kind, b.name, lowest, floor);
+  std::vector<std::pair<double, const Run*>> others;
+  for (const Run& r : runs)
+    if (const double more = final_loss(r, validation) - lowest; &r != &b && std::isfinite(more)) others.emplace_back(more, &r);
+  std::sort(others.begin(), others.end());
+  if (others.size() > 4) return out + fmt::format("; the others {:.4f} to {:.4f} higher.", others.front().first, others.back().first);
+  for (const auto& [more, r] : others) out += fmt::format("{} {} {:.4f} higher", r == others.front().second ? ";" : ",", r->name, more);
+  return out + ".";
+}
+
+std::string render_page(const std::vector<Run>& runs) {
+  const std::vector<Figure> figures = make_figures(runs);
+  const double window = default_window(runs);
+  std::string notes;
+  for (const std::string& c : caveats(runs)) notes += fmt::format("<li>{}</li>", escape(c));
+  const std::string lambda = figures_of(figures, "lambda", window);
+  const std::string differences = runs.size() > 1 ? key_table(runs, &Run::config, true) : "";
+  std::string out = fmt::format(
+      "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
+      "content=\"width=device-width,initial-scale=1\">"
+      "<title>{0} · bhyt report</title>\n<style>{1}</style></head>\n<body><main>\n<header class=\"top\"><p class=\"kind\">Training "
+      "report</p><h1>{0}</h1>"
+      "<p class=\"verdict\">{2}</p>{3}</header>\n",
+      escape(title_of(runs)), kStyle, escape(verdict(runs)), notes.empty() ? "" : fmt::format("<ul class=\"notes\">{}</ul>", notes));
+  out += summary_table(runs);
+  out += controls(runs, window);
+  out += section("Loss", "", "loss", figures_of(figures, "loss", window));
+  out += section("Optimisation", "", "thirds", figures_of(figures, "optimisation", window));
+  out += section("Layers",
+                 "The residual stream at the output of each block, at a run’s first and last record. Both panels of a row share one axis.",
+                 "halves", figures_of(figures, "layers", window));
+  if (!lambda.empty())
+    out += section("λ by layer", "Each line is one layer’s λ. Panels of the same site share one axis. " + ramp_key(runs), "halves", lambda);
+  out +=
+      section("What differs", "Keys of resolved.yaml on which the runs do not agree, but for <code>run.dir</code>.", "wide", differences);
+  out += section("Where it ran", "", "wide", key_table(runs, &Run::about, false));
+  out += section("Configs", "", "wide", configs(runs));
+  out += fmt::format("<footer>Written {:%Y-%m-%d %H:%M} UTC by bhyt report.</footer></main>\n<div id=\"hover\" hidden></div>\n",
+                     fmt::gmtime(std::time(nullptr)));
+  out += fmt::format("<script type=\"application/json\" id=\"data\">{}</script>\n<script>{}</script></body></html>\n",
+                     page_data(runs, figures, window), kScript);
+  return out;
+}
+
+void write_page(const std::vector<Run>& runs, const std::string& path) {
+  const std::string page = render_page(runs), beside = path + ".part";
+  std::ofstream out(beside, std::ios::binary | std::ios::trunc);
+  out.write(page.data(), static_cast<std::streamsize>(page.size()));
+  out.close();
+  std::error_code ec;
+  if (out) std::filesystem::rename(beside, path, ec);
+  if (!out || ec) {
+    std::error_code ignored;
+    std::filesystem::remove(beside, ignored);
+    throw Error(fmt::format("{}: cannot be written ({})", path, ec ? ec.message() : "is the folder there and writable?"));
+  }
+}
+
+}  // namespace bhyt::report

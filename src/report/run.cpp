@@ -1,0 +1,240 @@
+#include "report/run.h"
+
+#include <fmt/format.h>
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "core/check.h"
+
+namespace bhyt::report {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+constexpr std::size_t kMaxConfigBytes = 1 << 20, kMaxKeys = 4096;
+
+std::string read_text(const fs::path& path, std::size_t at_most) {
+  std::ifstream in(path, std::ios::binary);
+  std::string text(at_most, '\0');
+  in.read(text.data(), static_cast<std::streamsize>(at_most));
+  text.resize(static_cast<std::size_t>(std::max<std::streamsize>(0, in.gcount())));
+  return text;
+}
+
+Json read_json(const fs::path& path) { return Json::parse(read_text(path, kMaxConfigBytes), nullptr, false); }
+
+std::string one_line(const YAML::Node& node) {
+  if (node.IsScalar()) return node.Scalar();
+  YAML::Emitter out;
+  out << YAML::Flow << node;
+  std::string text = out.good() ? out.c_str() : "?";
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
+
+void flatten(const YAML::Node& node, const std::string& key, int depth, Entries& out) {
+  if (node.IsMap() && depth < 8) {
+    for (const auto& entry : node)
+      if (entry.first.IsScalar() && out.size() < kMaxKeys)
+        flatten(entry.second, key.empty() ? entry.first.Scalar() : key + "." + entry.first.Scalar(), depth + 1, out);
+  } else if (node.IsDefined() && !node.IsNull()) {
+    out.emplace_back(key, one_line(node));
+  }
+}
+
+// data.train and data.valid: a path, a list of them, or a list of {path, weight}.
+std::vector<std::string> data_paths(const YAML::Node& node) {
+  std::vector<std::string> out;
+  if (node.IsScalar()) out.push_back(node.Scalar());
+  if (node.IsMap() && node["path"] && node["path"].IsScalar()) out.push_back(node["path"].Scalar());
+  if (node.IsSequence())
+    for (const auto& item : node)
+      for (std::string& path : data_paths(item)) out.push_back(std::move(path));
+  return out;
+}
+
+// Paths in a config are relative to where the run was started: here, or somewhere above the run directory.
+std::optional<double> entropy_rate_beside(const fs::path& data, const fs::path& run_dir) {
+  std::error_code ec;
+  std::vector<fs::path> bases = {fs::current_path(ec)};
+  for (fs::path base = fs::absolute(run_dir, ec); !base.empty(); base = base.parent_path()) {
+    bases.push_back(base);
+    if (base == base.parent_path()) break;
+  }
+  for (const fs::path& base : bases) {
+    const fs::path info = (base / data).parent_path() / "info.json";  // an absolute path replaces the base
+    if (!fs::is_regular_file(info, ec)) continue;
+    const Json j = read_json(info);
+    const auto it = j.is_object() ? j.find("entropy_rate") : j.end();
+    if (it == j.end() || !it->is_number()) return std::nullopt;
+    const double rate = it->get<double>();
+    return std::isfinite(rate) && rate >= 0 ? std::optional(rate) : std::nullopt;
+  }
+  return std::nullopt;
+}
+
+// The rate of all of them when it is known and the same: of a mixture of languages it is not known.
+std::optional<double> common_rate(const std::vector<std::string>& paths, const fs::path& run_dir) {
+  std::optional<double> rate;
+  for (const std::string& path : paths) {
+    const std::optional<double> r = entropy_rate_beside(path, run_dir);
+    if (!r || (rate && std::fabs(*rate - *r) > 1e-9)) return std::nullopt;
+    rate = r;
+  }
+  return rate;
+}
+
+// The line a run starts with: "… bhyt 0.1.0 (a1b2c3d) | cuda: NVIDIA H200 | bf16 | Llama-1B, 1,235,814,400 parameters | …".
+void take_first_line(const std::string& line, Entries& about) {
+  const std::size_t at = line.find("bhyt ");
+  const std::size_t open = line.find('(', at), close = line.find(')', at);
+  if (at == std::string::npos || open == std::string::npos || close == std::string::npos || close < open) return;
+  if (line.size() < at + 6 || !std::isdigit(static_cast<unsigned char>(line[at + 5])) || open < at + 6) return;
+  about = {{"version", line.substr(at + 5, open - at - 6)}, {"commit", line.substr(open + 1, close - open - 1)}};
+  if (const std::size_t bar = line.find(" | ", close); bar != std::string::npos) about.emplace_back("machine", line.substr(bar + 3));
+}
+
+std::string newest_checkpoint(const fs::path& dir) {
+  std::string name;
+  long long newest = -1;
+  std::error_code ec;
+  for (const auto& entry : fs::directory_iterator(dir, ec)) {
+    const std::string file = entry.path().filename().string();
+    if (!file.starts_with("checkpoint-") || file.size() > 28 || file.find_first_not_of("0123456789", 11) != std::string::npos) continue;
+    if (file.size() == 11) continue;
+    const long long step = std::stoll(file.substr(11));
+    if (step > newest) newest = step, name = file;
+  }
+  return name;
+}
+
+bool holds_metrics(const fs::path& dir) {
+  std::error_code ec;
+  return fs::is_regular_file(dir / "metrics.jsonl", ec);
+}
+
+// As short as possible, as long as needed to tell the runs apart.
+void make_names_distinct(std::vector<Run>& runs) {
+  std::map<std::string, int> count;
+  for (Run& r : runs) {
+    fs::path path = fs::path(r.dir).lexically_normal();
+    if (!path.has_filename()) path = path.parent_path();
+    r.name = path.filename().string();
+    if (r.name.empty() || r.name == "." || r.name == "..") {
+      std::error_code ec;
+      r.name = fs::weakly_canonical(path, ec).filename().string();
+    }
+    ++count[r.name];
+  }
+  for (Run& r : runs)
+    if (count[r.name] > 1) r.name = fs::path(r.dir).lexically_normal().string();
+}
+
+}  // namespace
+
+const std::string* Run::value(const std::string& key) const {
+  for (const auto& [k, v] : config)
+    if (k == key) return &v;
+  return nullptr;
+}
+
+double Run::steps() const {
+  double last = 0;
+  for (const Series* s : {&loss, &valid})
+    if (!s->empty()) last = std::max(last, s->x.back());
+  return last;
+}
+
+double Run::above_floor() const {
+  if (!floor) return std::numeric_limits<double>::quiet_NaN();
+  return (std::isfinite(valid.last()) ? valid.last() : loss.last()) - *floor;
+}
+
+void read_config(const std::string& yaml, Run& run) {
+  run.config_text = yaml;
+  try {
+    flatten(YAML::Load(yaml), "", 0, run.config);
+  } catch (const YAML::Exception& e) {
+    run.config.clear();
+    run.notes.push_back(fmt::format("resolved.yaml cannot be read: {}", e.what()));
+  }
+}
+
+void find_floor(const fs::path& dir, Run& run) {
+  try {
+    const YAML::Node root = YAML::Load(run.config_text);
+    const YAML::Node data = root.IsMap() ? root["data"] : YAML::Node();
+    if (!data.IsMap()) return;
+    for (const char* key : {"train", "valid"})
+      if (const YAML::Node node = data[key]; node && !run.floor) run.floor = common_rate(data_paths(node), dir);
+  } catch (const YAML::Exception&) {
+    // read_config has said so already
+  }
+}
+
+void read_about(const fs::path& dir, Run& run) {
+  std::error_code ec;
+  if (fs::is_regular_file(dir / "run.json", ec)) {
+    const Json j = read_json(dir / "run.json");
+    if (j.is_object())
+      for (const auto& [key, value] : j.items())
+        if (!value.is_structured() && !value.is_null())
+          run.about.emplace_back(key, value.is_string() ? value.get<std::string>() : value.dump());
+  }
+  if (run.about.empty()) {
+    std::ifstream log(dir / "log.txt");
+    for (std::string line; std::getline(log, line);)
+      if (line.size() < 4096) take_first_line(line, run.about);  // the last one wins: a resume may be on another machine
+  }
+  if (run.about.empty()) run.notes.push_back("neither run.json nor log.txt says which machine and commit made this run");
+  if (const std::string name = newest_checkpoint(dir); !name.empty()) run.about.emplace_back("newest checkpoint", name);
+}
+
+Run read_run(const fs::path& dir) {
+  std::error_code ec;
+  check(fs::exists(dir, ec), "{}: no such directory", dir.string());
+  check(holds_metrics(dir), "{}: no metrics.jsonl there; a run directory is what bhyt pretrain writes", dir.string());
+  Run run;
+  run.dir = run.name = dir.string();
+  std::ifstream metrics(dir / "metrics.jsonl", std::ios::binary);
+  check(metrics.good(), "{}: cannot be opened", (dir / "metrics.jsonl").string());
+  read_metrics(metrics, run);
+  if (fs::is_regular_file(dir / "resolved.yaml", ec))
+    read_config(read_text(dir / "resolved.yaml", kMaxConfigBytes), run);
+  else
+    run.notes.push_back("resolved.yaml is missing: neither config nor entropy floor are known");
+  find_floor(dir, run);
+  read_about(dir, run);
+  return run;
+}
+
+std::vector<Run> read_runs(const std::vector<std::string>& paths) {
+  std::vector<Run> runs;
+  std::set<fs::path> seen;
+  for (const std::string& path : paths) {
+    std::error_code ec;
+    std::vector<fs::path> dirs = {path};
+    if (fs::is_directory(path, ec) && !holds_metrics(path)) {
+      dirs.clear();
+      for (const auto& entry : fs::directory_iterator(path, ec))
+        if (holds_metrics(entry.path())) dirs.push_back(entry.path());
+      std::sort(dirs.begin(), dirs.end());
+      check(!dirs.empty(), "{}: no metrics.jsonl there or one folder below; a run directory is what bhyt pretrain writes", path);
+    }
+    for (const fs::path& dir : dirs)
+      if (seen.insert(fs::weakly_canonical(dir, ec)).second) runs.push_back(read_run(dir));
+  }
+  make_names_distinct(runs);
+  return runs;
+}
+
+}  // namespace bhyt::report

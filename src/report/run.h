@@ -1,0 +1,52 @@
+// Run directories as a report reads them: streamed, tolerant of what is missing, broken or still being written.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "report/series.h"
+
+namespace bhyt::report {
+
+// One {"step", "layers"} line: index 0 of norm, abs, variance is the embedding's output, then one per block; λ has one per block.
+struct LayerRecord {
+  double step = 0;
+  std::vector<double> norm, abs, variance, lambda_attn, lambda_mlp;
+};
+
+using Entries = std::vector<std::pair<std::string, std::string>>;  // key and value, in the file's order
+
+struct Run {
+  std::string dir, name;
+  // By step.
+  Series loss, valid, lr, grad_norm, tok_s, tokens;
+  Series seconds;                   // spent in training steps so far: without evaluation, saving and pauses
+  std::vector<LayerRecord> layers;  // some of them when there are many, always the first and the last
+  std::vector<double> skipped;      // steps that were skipped
+  Entries config;                   // resolved.yaml, flattened to dotted keys
+  std::string config_text;
+  Entries about;                   // version, commit, machine, device …
+  std::optional<double> floor;     // entropy rate of the training data, nats per token
+  std::vector<std::string> notes;  // what could not be read
+
+  const std::string* value(const std::string& key) const;  // of the config
+  double steps() const;                                    // the last step with a record, 0 without
+  double above_floor() const;                              // final validation (else training) loss − floor; NaN where unknown
+};
+
+// Takes a directory that holds metrics.jsonl; throws Error when it does not.
+Run read_run(const std::filesystem::path& dir);
+
+// Each path is a run directory or a folder of them. Names are made distinct.
+std::vector<Run> read_runs(const std::vector<std::string>& paths);
+
+// The parts, for read_run and the tests.
+void read_metrics(std::istream& in, Run& run);
+void read_config(const std::string& yaml, Run& run);          // config, config_text
+void find_floor(const std::filesystem::path& dir, Run& run);  // info.json beside the training data
+void read_about(const std::filesystem::path& dir, Run& run);  // run.json, else log.txt; newest checkpoint
+
+}  // namespace bhyt::report

@@ -1,0 +1,223 @@
+// Reading run directories: what is there, what is missing, what is broken.
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+#include "core/error.h"
+#include "report/run.h"
+#include "tests/report/fake_runs.h"
+
+namespace bhyt::report {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+Run metrics_of(const std::string& text) {
+  report::Run run;
+  std::istringstream in(text);
+  read_metrics(in, run);
+  return run;
+}
+
+std::string error_of(const std::vector<std::string>& paths) {
+  try {
+    read_runs(paths);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+TEST(Metrics, TakesEveryKindOfLine) {
+  const report::Run r = metrics_of(
+      "{\"step\":10,\"tokens\":80,\"loss\":3.5,\"grad_norm\":0.5,\"lr\":1e-3,\"tok_s\":100,\"step_ms\":500,\"time\":1000}\n"
+      "{\"step\":10,\"valid_loss\":3.4,\"valid_tokens\":64}\n"
+      "{\"step\":10,\"layers\":{\"norm\":[1,2],\"variance\":[0.5,0.25],\"lambda_attn\":[2.0],\"other\":7}}\n"
+      "{\"step\":12,\"event\":\"skipped_step\"}\n"
+      "\n"
+      "{\"step\":20,\"tokens\":160,\"loss\":3.0,\"grad_norm\":0.4,\"lr\":2e-3,\"tok_s\":200,\"step_ms\":250,\"time\":1005}\n");
+  EXPECT_EQ(r.loss.x, (std::vector<double>{10, 20}));
+  EXPECT_EQ(r.loss.y, (std::vector<double>{3.5, 3.0}));
+  EXPECT_EQ(r.valid.last(), 3.4);
+  EXPECT_EQ(r.tokens.last(), 160);
+  EXPECT_DOUBLE_EQ(r.seconds.last(), 10 * 0.5 + 10 * 0.25);
+  ASSERT_EQ(r.layers.size(), 1u);
+  EXPECT_EQ(r.layers[0].norm, (std::vector<double>{1, 2}));
+  EXPECT_EQ(r.layers[0].lambda_attn, (std::vector<double>{2}));
+  EXPECT_TRUE(r.layers[0].lambda_mlp.empty());
+  EXPECT_EQ(r.skipped, (std::vector<double>{12}));
+  EXPECT_TRUE(r.notes.empty());
+}
+
+TEST(Metrics, WhatIsNotFiniteBecomesAGap) {
+  const report::Run r = metrics_of(
+      "{\"step\":1,\"loss\":null,\"grad_norm\":1e300}\n"
+      "{\"step\":2,\"loss\":NaN,\"grad_norm\":-Infinity}\n"
+      "{\"step\":3,\"loss\":nan,\"note\":\"NaN stays \\\"inf\\\" here\",\"grad_norm\":inf}\n"
+      "{\"step\":4,\"loss\":\"3\"}\n"
+      "{\"step\":5,\"loss\":2.5}\n");
+  ASSERT_EQ(r.loss.size(), 5u);
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(std::isnan(r.loss.y[static_cast<std::size_t>(i)])) << i;
+  for (const double g : r.grad_norm.y) EXPECT_TRUE(std::isnan(g));
+  EXPECT_EQ(r.loss.last(), 2.5);
+  EXPECT_TRUE(r.notes.empty());
+}
+
+TEST(Metrics, ATruncatedLastLineIsLeftOutAndSaid) {
+  const report::Run r = metrics_of("{\"step\":1,\"loss\":3}\n{\"step\":2,\"lo");
+  EXPECT_EQ(r.loss.size(), 1u);
+  ASSERT_EQ(r.notes.size(), 1u);
+  EXPECT_NE(r.notes[0].find("last line is incomplete"), std::string::npos);
+}
+
+TEST(Metrics, BrokenLinesAreCounted) {
+  const report::Run r =
+      metrics_of("{\"step\":1,\"loss\":3}\nrubbish\n[1,2]\n{\"loss\":1}\n{\"step\":-4,\"loss\":1}\n{\"step\":2,\"loss\":2}\n");
+  EXPECT_EQ(r.loss.y, (std::vector<double>{3, 2}));
+  ASSERT_EQ(r.notes.size(), 1u);
+  EXPECT_NE(r.notes[0].find("4 of 6 lines"), std::string::npos);
+  EXPECT_NE(r.notes[0].find("line 2"), std::string::npos);
+}
+
+TEST(Metrics, AnEmptyFileIsARunWithoutLoss) {
+  const report::Run r = metrics_of("");
+  EXPECT_EQ(r.steps(), 0);
+  ASSERT_EQ(r.notes.size(), 1u);
+}
+
+// A run that went on from an earlier checkpoint without cutting its metrics: the later records hold.
+TEST(Metrics, AStepThatGoesBackReplacesWhatFollowed) {
+  const report::Run r = metrics_of(
+      "{\"step\":10,\"loss\":5,\"step_ms\":1000}\n{\"step\":20,\"loss\":4,\"step_ms\":1000}\n{\"step\":20,\"valid_loss\":4}\n"
+      "{\"step\":25,\"event\":\"skipped_step\"}\n{\"step\":30,\"loss\":9,\"step_ms\":1000}\n"
+      "{\"step\":20,\"loss\":4.5,\"step_ms\":2000}\n{\"step\":20,\"valid_loss\":4.25}\n");
+  EXPECT_EQ(r.loss.x, (std::vector<double>{10, 20}));
+  EXPECT_EQ(r.loss.y, (std::vector<double>{5, 4.5}));
+  EXPECT_EQ(r.valid.y, (std::vector<double>{4.25}));
+  EXPECT_TRUE(r.skipped.empty());
+  EXPECT_DOUBLE_EQ(r.seconds.last(), 10 + 20);
+}
+
+TEST(Metrics, TimeWithoutStepMsComesFromTheClock) {
+  const report::Run r = metrics_of("{\"step\":1,\"loss\":5,\"time\":100}\n{\"step\":2,\"loss\":4,\"time\":103}\n");
+  EXPECT_DOUBLE_EQ(r.seconds.last(), 3);
+}
+
+TEST(Metrics, ManyLayerRecordsAreThinnedButFirstAndLastStay) {
+  std::string text;
+  for (int s = 1; s <= 5000; ++s) text += fmt::format("{{\"step\":{},\"layers\":{{\"norm\":[1,{}]}}}}\n", s, s);
+  const report::Run r = metrics_of(text);
+  EXPECT_LE(r.layers.size(), 65u);
+  EXPECT_GE(r.layers.size(), 32u);
+  EXPECT_EQ(r.layers.front().step, 1);
+  EXPECT_EQ(r.layers.back().step, 5000);
+  for (std::size_t i = 0; i < r.layers.size(); ++i) EXPECT_EQ(r.layers[i].norm, (std::vector<double>{1, r.layers[i].step}));
+}
+
+TEST(Config, IsFlattened) {
+  report::Run r;
+  read_config("model: {preset: small, rope: {theta: 500000}}\nnorm:\n  lambda: [2.0, 1.0]\nempty:\n", r);
+  ASSERT_TRUE(r.value("model.rope.theta"));
+  EXPECT_EQ(*r.value("model.rope.theta"), "500000");
+  EXPECT_EQ(*r.value("norm.lambda"), "[2.0, 1.0]");
+  EXPECT_FALSE(r.value("empty"));
+  EXPECT_TRUE(r.notes.empty());
+}
+
+TEST(Config, BrokenYamlIsANote) {
+  report::Run r;
+  read_config("a: [1, 2\nb: }", r);
+  EXPECT_TRUE(r.config.empty());
+  ASSERT_EQ(r.notes.size(), 1u);
+  find_floor(".", r);
+  EXPECT_FALSE(r.floor);
+}
+
+TEST(Floor, IsFoundBesideTheData) {
+  const fake::Folder folder;
+  fake::write(folder / "data/a/info.json", "{\"entropy_rate\": 1.25}");
+  fake::write(folder / "data/b/info.json", "{\"entropy_rate\": 1.5}");
+  fake::write(folder / "data/c/info.json", "{\"entropy_rate\": \"high\"}");
+  fake::write(folder / "data/d/info.json", "not json");
+  const auto floor = [&](const std::string& train) {
+    report::Run r;
+    read_config(fmt::format("data: {{train: {}}}", train), r);
+    find_floor(folder / "runs/x", r);
+    return r.floor;
+  };
+  EXPECT_EQ(floor("data/a/train.tok"), 1.25);
+  EXPECT_EQ(floor("[data/a/*.tok]"), 1.25);
+  EXPECT_EQ(floor(fmt::format("[{{path: {}, weight: 0.5}}, {{path: data/a/more.tok, weight: 0.5}}]", (folder / "data/a/x.tok").string())),
+            1.25);
+  EXPECT_FALSE(floor("[data/a/train.tok, data/b/train.tok]"));  // a mixture's rate is not known
+  EXPECT_FALSE(floor("data/c/train.tok"));
+  EXPECT_FALSE(floor("data/d/train.tok"));
+  EXPECT_FALSE(floor("data/nowhere/train.tok"));
+}
+
+TEST(About, RunJsonThenLogThenANote) {
+  const fake::Folder folder;
+  const fs::path dir = folder / "r";
+  fs::create_directories(dir);
+  report::Run none;
+  read_about(dir, none);
+  EXPECT_EQ(none.notes.size(), 1u);
+
+  fake::write(dir / "log.txt",
+              "2026-01-01 00:00:00 bhyt 0.0.9 (old) | cpu\n2026-01-02 00:00:00 resumed bhyt runs\n"
+              "2026-01-02 00:00:00 bhyt 0.1.0 (a1b2c3d) | cuda: NVIDIA H200 | bf16\n");
+  fs::create_directories(dir / "checkpoint-9");
+  fs::create_directories(dir / "checkpoint-100");
+  fs::create_directories(dir / "checkpoint-200.part");
+  report::Run log;
+  read_about(dir, log);
+  EXPECT_EQ(
+      log.about,
+      (Entries{
+          {"version", "0.1.0"}, {"commit", "a1b2c3d"}, {"machine", "cuda: NVIDIA H200 | bf16"}, {"newest checkpoint", "checkpoint-100"}}));
+
+  fake::write(dir / "run.json", "{\"version\":\"0.2\",\"threads\":2,\"nested\":{\"a\":1}}");
+  report::Run json;
+  read_about(dir, json);
+  EXPECT_EQ(json.about[0], (std::pair<std::string, std::string>{"version", "0.2"}));
+  EXPECT_EQ(json.about[1], (std::pair<std::string, std::string>{"threads", "2"}));
+}
+
+TEST(Runs, AFolderOfRunsIsTakenWhole) {
+  const fake::Folder folder;
+  fake::run(folder, "b", {.steps = 4});
+  fake::run(folder, "a", {.steps = 4});
+  fake::write(folder / "report.html", "not a run");
+  const std::vector<report::Run> runs = read_runs({folder.path().string(), (folder / "a").string()});
+  ASSERT_EQ(runs.size(), 2u);  // the same run again is not a second one
+  EXPECT_EQ(runs[0].name, "a");
+  EXPECT_EQ(runs[1].name, "b");
+  EXPECT_EQ(runs[0].floor, 2.2);
+}
+
+TEST(Runs, NamesAreDistinct) {
+  const fake::Folder folder;
+  fake::run(folder, "x/same", {.steps = 4});
+  fake::run(folder, "y/same", {.steps = 4});
+  const std::vector<report::Run> runs = read_runs({(folder / "x/same/").string(), (folder / "y/same").string()});
+  EXPECT_NE(runs[0].name, runs[1].name);
+  EXPECT_EQ(read_runs({(folder / "x/same/").string()})[0].name, "same");
+}
+
+TEST(Runs, WhatIsMissingIsNamed) {
+  const fake::Folder folder;
+  const std::string nowhere = (folder / "nowhere").string(), empty = (folder / "empty").string();
+  fs::create_directories(empty);
+  EXPECT_NE(error_of({nowhere}).find(nowhere + ": no such directory"), std::string::npos);
+  EXPECT_NE(error_of({empty}).find(empty + ": no metrics.jsonl"), std::string::npos);
+  fake::write(folder / "empty/file", "");
+  EXPECT_NE(error_of({empty + "/file"}), "");
+  fake::write(folder / "bare/metrics.jsonl", "{\"step\":1,\"loss\":3}\n");
+  const report::Run bare = read_run(folder / "bare");
+  EXPECT_EQ(bare.loss.last(), 3);
+  EXPECT_EQ(bare.notes.size(), 2u);  // no resolved.yaml, no machine
+}
+
+}  // namespace
+}  // namespace bhyt::report
