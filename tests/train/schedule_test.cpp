@@ -1,0 +1,34 @@
+#include "train/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace bhyt::train {
+namespace {
+
+TEST(Schedule, RisesToThePeakAndFallsToItsShare) {
+  const Schedule s{.lr = 2e-3, .min_lr_ratio = 0.1, .warmup_ratio = 0.1, .steps = 1000};
+  EXPECT_DOUBLE_EQ(learning_rate(s, 1), 2e-5);
+  EXPECT_DOUBLE_EQ(learning_rate(s, 50), 1e-3);
+  EXPECT_DOUBLE_EQ(learning_rate(s, 100), 2e-3);
+  EXPECT_DOUBLE_EQ(learning_rate(s, 550), 2e-3 * 0.55);  // half-way down: the mean of peak and end
+  EXPECT_DOUBLE_EQ(learning_rate(s, 1000), 2e-4);
+  for (int i = 2; i <= 1000; ++i) EXPECT_EQ(learning_rate(s, i) > learning_rate(s, i - 1), i <= 100) << i;
+}
+
+TEST(Schedule, AgreesWithItsFormulaAtOddLengths) {
+  const Schedule s{.lr = 1, .min_lr_ratio = 0.25, .warmup_ratio = 0.3, .steps = 7};  // three steps of warm-up
+  EXPECT_DOUBLE_EQ(learning_rate(s, 2), 2.0 / 3);
+  EXPECT_DOUBLE_EQ(learning_rate(s, 4), 0.25 + 0.75 * 0.5 * (1 + std::cos(std::acos(-1.0) / 4)));
+}
+
+TEST(Schedule, Edges) {
+  EXPECT_DOUBLE_EQ(learning_rate({.lr = 1, .min_lr_ratio = 0.5, .warmup_ratio = 0, .steps = 1}, 1), 0.5);
+  EXPECT_DOUBLE_EQ(learning_rate({.lr = 1, .min_lr_ratio = 0.5, .warmup_ratio = 0.1, .steps = 1}, 1), 1.0);
+  EXPECT_DOUBLE_EQ(learning_rate({.lr = 1, .min_lr_ratio = 0, .warmup_ratio = 1, .steps = 4}, 4), 1.0);
+  EXPECT_DOUBLE_EQ(learning_rate({.lr = 1, .min_lr_ratio = 1, .warmup_ratio = 0, .steps = 4}, 3), 1.0);
+}
+
+}  // namespace
+}  // namespace bhyt::train
