@@ -76,4 +76,16 @@ BHYT_BOTH float fast_erf(float argument) {
 }
 BHYT_BOTH double fast_erf(double x) { return std::erf(x); }
 
+// The largest of x[0…n), -inf for none; a positive NaN counts as larger than all. Compares integers that sort like the floats, because
+// compilers do not vectorise a float maximum without -ffast-math.
+BHYT_BOTH float max_of(const float* x, std::int64_t n) {
+  const auto sortable = [](std::int32_t b) { return b ^ ((b >> 31) & 0x7FFFFFFF); };
+  std::int32_t top = sortable(static_cast<std::int32_t>(0xFF800000u));
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::int32_t b = sortable(static_cast<std::int32_t>(detail::float_bits(x[i])));
+    top = b > top ? b : top;
+  }
+  return detail::float_from_bits(static_cast<std::uint32_t>(sortable(top)));
+}
+
 }  // namespace bhyt

@@ -83,5 +83,23 @@ TEST(Math, Erf) {
   check_bounded([](float x) { return fast_erf(x); }, [](double x) { return fast_erf(x); }, 1.1283791670955126, 4.1f);
 }
 
+TEST(Math, MaxOf) {
+  EXPECT_EQ(max_of(nullptr, 0), -kInf);
+  for (const int n : {1, 3, 4, 5, 31, 32, 33, 1000}) {
+    std::vector<float> x(static_cast<std::size_t>(n));
+    for (std::size_t at = 0; at < x.size(); ++at) {
+      for (std::size_t i = 0; i < x.size(); ++i) x[i] = -5.0f - static_cast<float>((i * 7) % 13);
+      x[at] = at % 2 ? 3.5f : -2.25f;
+      ASSERT_EQ(max_of(x.data(), n), x[at]) << n << " " << at;
+    }
+  }
+  const float mixed[] = {-kInf, -0.0f, -1.0f, kTiny}, low[] = {-kInf, -kInf}, high[] = {1.0f, kInf, 2.0f}, nan[] = {1.0f, kNan, 2.0f};
+  EXPECT_EQ(max_of(mixed, 4), kTiny);
+  EXPECT_EQ(max_of(mixed, 3), 0.0f);
+  EXPECT_EQ(max_of(low, 2), -kInf);
+  EXPECT_EQ(max_of(high, 3), kInf);
+  EXPECT_TRUE(std::isnan(max_of(nan, 3)));
+}
+
 }  // namespace
 }  // namespace bhyt

@@ -23,12 +23,7 @@ std::int64_t chunk_rows(std::int64_t tokens, std::int64_t vocab) {
   return std::min(tokens, std::max(kRows, fit));
 }
 
-BHYT_CLONES float largest(const float* x, std::int64_t n) {
-  float top = -INFINITY;
-#pragma omp simd reduction(max : top)
-  for (std::int64_t i = 0; i < n; ++i) top = x[i] > top ? x[i] : top;
-  return top;
-}
+BHYT_CLONES float largest(const float* x, std::int64_t n) { return max_of(x, n); }
 
 // Replaces x by e^(x − top) and returns the sum.
 BHYT_CLONES float exponentials(float* x, float top, std::int64_t n) {
