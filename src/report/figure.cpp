@@ -244,22 +244,25 @@ void add_layer_figures(const std::vector<Run>& runs, std::vector<Figure>& out) {
   }
 }
 
-void add_lambda_figures(const Run& r, int run, double end, std::vector<Figure>& out) {
+// The learned scalars of a run's norms, each site a panel, each layer a line.
+void add_scalar_figures(const Run& r, int run, double end, std::vector<Figure>& out) {
   struct Site {
-    const char *id, *name;
+    const char *id, *title;
     std::vector<double> LayerRecord::*values;
   };
-  for (const Site& site : {Site{"attn", "attention", &LayerRecord::lambda_attn}, Site{"mlp", "MLP", &LayerRecord::lambda_mlp}}) {
+  for (const Site& site :
+       {Site{"lambda-attn", "λ, attention", &LayerRecord::lambda_attn}, Site{"lambda-mlp", "λ, MLP", &LayerRecord::lambda_mlp},
+        Site{"alpha-attn", "α, attention", &LayerRecord::alpha_attn}, Site{"alpha-mlp", "α, MLP", &LayerRecord::alpha_mlp}}) {
     std::size_t layers = 0;
     for (const LayerRecord& l : r.layers) layers = std::max(layers, (l.*site.values).size());
     if (layers == 0) continue;
-    Figure f{.id = fmt::format("lambda-{}-{}", site.id, run),
-             .title = fmt::format("λ, {}", site.name),
+    Figure f{.id = fmt::format("{}-{}", site.id, run),
+             .title = site.title,
              .unit = r.name,
              .width = kHalf,
              .height = 250,
-             .section = "lambda",
-             .group = fmt::format("lambda-{}", site.id),
+             .section = "scalars",
+             .group = site.id,
              .only_run = run};
     double lo = kGap, hi = kGap;
     for (std::size_t layer = 0; layer < layers; ++layer) {
@@ -306,7 +309,7 @@ std::vector<Figure> make_figures(const std::vector<Run>& runs) {
                                   return std::isfinite(m) ? log::human_count(m) : "";
                                 }));
   add_layer_figures(runs, out);
-  for (std::size_t i = 0; i < runs.size(); ++i) add_lambda_figures(runs[i], static_cast<int>(i), end, out);
+  for (std::size_t i = 0; i < runs.size(); ++i) add_scalar_figures(runs[i], static_cast<int>(i), end, out);
   fit(out, end, default_window(runs));
   return out;
 }

@@ -80,7 +80,7 @@ class Reader {
   }
 
   void finish() {
-    if (run_.layers.empty() || run_.layers.back().step < newest_.step) keep(newest_);
+    if (!run_.layers.empty() && run_.layers.back().step < newest_.step) keep(newest_);
   }
 
  private:
@@ -121,14 +121,14 @@ class Reader {
                .abs = numbers(o, "abs"),
                .variance = numbers(o, "variance"),
                .lambda_attn = numbers(o, "lambda_attn"),
-               .lambda_mlp = numbers(o, "lambda_mlp")};
+               .lambda_mlp = numbers(o, "lambda_mlp"),
+               .alpha_attn = numbers(o, "alpha_attn"),
+               .alpha_mlp = numbers(o, "alpha_mlp")};
     if (seen_++ % every_ == 0) keep(newest_);
   }
 
   // At most 2 × kMaxLayerRecords are held: when full, every second one goes, and half as many come in from there on.
   void keep(const LayerRecord& record) {
-    if (record.norm.empty() && record.abs.empty() && record.variance.empty() && record.lambda_attn.empty() && record.lambda_mlp.empty())
-      return;
     run_.layers.push_back(record);
     if (run_.layers.size() < 2 * kMaxLayerRecords) return;
     std::size_t kept = 1;

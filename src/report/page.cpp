@@ -207,11 +207,26 @@ std::string controls(const std::vector<Run>& runs, double window) {
       rules, legend, window > 0 ? fmt::format("mean over {:.0f} steps", window) : "off");
 }
 
-std::string ramp_key(const std::vector<Run>& runs) {
+std::string section(const char* title, const std::string& lead, const char* grid, const std::string& body) {
+  if (body.empty()) return "";
+  return fmt::format("<section><h2>{}</h2>{}<div class=\"{}\">{}</div></section>\n", title,
+                     lead.empty() ? "" : fmt::format("<p>{}</p>", lead), grid, body);
+}
+
+// λ and α by layer: the section is named after what is there.
+std::string scalars_section(const std::vector<Run>& runs, const std::vector<Figure>& figures, double window) {
   std::size_t layers = 0;
+  bool lambda = false, alpha = false;
   for (const Run& r : runs)
-    for (const LayerRecord& l : r.layers) layers = std::max({layers, l.lambda_attn.size(), l.lambda_mlp.size()});
-  return fmt::format("<span class=\"ramp\">layer 1 <i></i> layer {}</span>", layers);
+    for (const LayerRecord& l : r.layers) {
+      layers = std::max({layers, l.lambda_attn.size(), l.lambda_mlp.size(), l.alpha_attn.size(), l.alpha_mlp.size()});
+      lambda |= !l.lambda_attn.empty() || !l.lambda_mlp.empty();
+      alpha |= !l.alpha_attn.empty() || !l.alpha_mlp.empty();
+    }
+  const char* title = lambda && alpha ? "λ and α by layer" : lambda ? "λ by layer" : "α by layer";
+  const std::string lead = fmt::format(
+      "Each line is one layer. Panels of the same site share one axis. <span class=\"ramp\">layer 1 <i></i> layer {}</span>", layers);
+  return section(title, lead, "halves", figures_of(figures, "scalars", window));
 }
 
 std::string title_of(const std::vector<Run>& runs) {
@@ -219,12 +234,6 @@ std::string title_of(const std::vector<Run>& runs) {
   std::string names;
   for (const Run& r : runs) names += fmt::format("{}{}", names.empty() ? "" : ", ", r.name);
   return names;
-}
-
-std::string section(const char* title, const std::string& lead, const char* grid, const std::string& body) {
-  if (body.empty()) return "";
-  return fmt::format("<section><h2>{}</h2>{}<div class=\"{}\">{}</div></section>\n", title,
-                     lead.empty() ? "" : fmt::format("<p>{}</p>", lead), grid, body);
 }
 
 std::string configs(const std::vector<Run>& runs) {
@@ -262,7 +271,6 @@ std::string render_page(const std::vector<Run>& runs) {
   const double window = default_window(runs);
   std::string notes;
   for (const std::string& c : caveats(runs)) notes += fmt::format("<li>{}</li>", escape(c));
-  const std::string lambda = figures_of(figures, "lambda", window);
   const std::string differences = runs.size() > 1 ? key_table(runs, &Run::config, true) : "";
   std::string out = fmt::format(
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
@@ -278,8 +286,7 @@ std::string render_page(const std::vector<Run>& runs) {
   out += section("Layers",
                  "The residual stream at the output of each block, at a run’s first and last record. Both panels of a row share one axis.",
                  "halves", figures_of(figures, "layers", window));
-  if (!lambda.empty())
-    out += section("λ by layer", "Each line is one layer’s λ. Panels of the same site share one axis. " + ramp_key(runs), "halves", lambda);
+  out += scalars_section(runs, figures, window);
   out +=
       section("What differs", "Keys of resolved.yaml on which the runs do not agree, but for <code>run.dir</code>.", "wide", differences);
   out += section("Where it ran", "", "wide", key_table(runs, &Run::about, false));

@@ -12,6 +12,7 @@
 #include <set>
 
 #include "core/check.h"
+#include "data/synth.h"
 
 namespace bhyt::report {
 
@@ -63,30 +64,20 @@ std::vector<std::string> data_paths(const YAML::Node& node) {
 }
 
 // Paths in a config are relative to where the run was started: here, or somewhere above the run directory.
-std::optional<double> entropy_rate_beside(const fs::path& data, const fs::path& run_dir) {
+fs::path find_data(const fs::path& data, const fs::path& run_dir) {
   std::error_code ec;
-  std::vector<fs::path> bases = {fs::current_path(ec)};
-  for (fs::path base = fs::absolute(run_dir, ec); !base.empty(); base = base.parent_path()) {
-    bases.push_back(base);
-    if (base == base.parent_path()) break;
-  }
-  for (const fs::path& base : bases) {
-    const fs::path info = (base / data).parent_path() / "info.json";  // an absolute path replaces the base
-    if (!fs::is_regular_file(info, ec)) continue;
-    const Json j = read_json(info);
-    const auto it = j.is_object() ? j.find("entropy_rate") : j.end();
-    if (it == j.end() || !it->is_number()) return std::nullopt;
-    const double rate = it->get<double>();
-    return std::isfinite(rate) && rate >= 0 ? std::optional(rate) : std::nullopt;
-  }
-  return std::nullopt;
+  if (fs::exists(data, ec)) return data;
+  for (fs::path base = fs::absolute(run_dir, ec); base.has_relative_path(); base = base.parent_path())
+    if (fs::exists(base / data, ec)) return base / data;
+  return {};
 }
 
 // The rate of all of them when it is known and the same: of a mixture of languages it is not known.
-std::optional<double> common_rate(const std::vector<std::string>& paths, const fs::path& run_dir) {
+std::optional<double> common_rate(const std::vector<std::string>& paths, const std::string& tokenizer, const fs::path& run_dir) {
   std::optional<double> rate;
   for (const std::string& path : paths) {
-    const std::optional<double> r = entropy_rate_beside(path, run_dir);
+    const fs::path file = find_data(path, run_dir);
+    const std::optional<double> r = file.empty() ? std::nullopt : entropy_floor(file.string(), tokenizer);
     if (!r || (rate && std::fabs(*rate - *r) > 1e-9)) return std::nullopt;
     rate = r;
   }
@@ -100,7 +91,13 @@ void take_first_line(const std::string& line, Entries& about) {
   if (at == std::string::npos || open == std::string::npos || close == std::string::npos || close < open) return;
   if (line.size() < at + 6 || !std::isdigit(static_cast<unsigned char>(line[at + 5])) || open < at + 6) return;
   about = {{"version", line.substr(at + 5, open - at - 6)}, {"commit", line.substr(open + 1, close - open - 1)}};
-  if (const std::size_t bar = line.find(" | ", close); bar != std::string::npos) about.emplace_back("machine", line.substr(bar + 3));
+  std::size_t bar = line.find(" | ", close);
+  for (const char* what : {"machine", "type", "model", "norm"}) {
+    if (bar == std::string::npos) break;
+    const std::size_t next = line.find(" | ", bar + 3);
+    about.emplace_back(what, line.substr(bar + 3, next == std::string::npos ? next : next - bar - 3));
+    bar = next;
+  }
 }
 
 std::string newest_checkpoint(const fs::path& dir) {
@@ -173,11 +170,15 @@ void find_floor(const fs::path& dir, Run& run) {
   try {
     const YAML::Node root = YAML::Load(run.config_text);
     const YAML::Node data = root.IsMap() ? root["data"] : YAML::Node();
+    const std::string* tokenizer = run.value("data.tokenizer");
     if (!data.IsMap()) return;
     for (const char* key : {"train", "valid"})
-      if (const YAML::Node node = data[key]; node && !run.floor) run.floor = common_rate(data_paths(node), dir);
+      if (const YAML::Node node = data[key]; node && !run.floor)
+        run.floor = common_rate(data_paths(node), tokenizer ? *tokenizer : "", dir);
   } catch (const YAML::Exception&) {
     // read_config has said so already
+  } catch (const Error& e) {
+    run.notes.push_back(fmt::format("the entropy floor is not known: {}", e.what()));  // a damaged token file
   }
 }
 

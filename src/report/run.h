@@ -11,10 +11,10 @@
 
 namespace bhyt::report {
 
-// One {"step", "layers"} line: index 0 of norm, abs, variance is the embedding's output, then one per block; λ has one per block.
+// One {"step", "layers"} line: index 0 of norm, abs, variance is the embedding's output, then one per block; λ and α have one per block.
 struct LayerRecord {
   double step = 0;
-  std::vector<double> norm, abs, variance, lambda_attn, lambda_mlp;
+  std::vector<double> norm, abs, variance, lambda_attn, lambda_mlp, alpha_attn, alpha_mlp;
 };
 
 using Entries = std::vector<std::pair<std::string, std::string>>;  // key and value, in the file's order
@@ -46,7 +46,7 @@ std::vector<Run> read_runs(const std::vector<std::string>& paths);
 // The parts, for read_run and the tests.
 void read_metrics(std::istream& in, Run& run);
 void read_config(const std::string& yaml, Run& run);          // config, config_text
-void find_floor(const std::filesystem::path& dir, Run& run);  // info.json beside the training data
+void find_floor(const std::filesystem::path& dir, Run& run);  // of data made by bhyt data synth
 void read_about(const std::filesystem::path& dir, Run& run);  // run.json, else log.txt; newest checkpoint
 
 }  // namespace bhyt::report

@@ -11,6 +11,8 @@
 #include <random>
 #include <string>
 
+#include "data/synth.h"
+
 namespace bhyt::report::fake {
 
 namespace fs = std::filesystem;
@@ -41,7 +43,7 @@ inline void write(const fs::path& path, const std::string& text) {
 struct Options {
   std::string method = "bhyt";
   int steps = 400, log_every = 2, eval_every = 50, layers = 12, layer_every = 20;
-  double peak_lr = 3e-3, floor = 2.2, excess = 0.11, speed = 5200, growth = 1.05;
+  double peak_lr = 3e-3, excess = 0.11, speed = 5200, growth = 1.05;
   unsigned seed = 1;
   bool lambda = true, nonfinite = false;
 };
@@ -52,7 +54,7 @@ inline std::string list(int n, const std::function<double(int)>& value) {
   return out + "]";
 }
 
-inline std::string metrics(const Options& o) {
+inline std::string metrics(const Options& o, double floor) {
   std::mt19937 gen(o.seed);
   std::normal_distribution<double> normal;
   std::string out;
@@ -60,7 +62,7 @@ inline std::string metrics(const Options& o) {
   for (int s = 1; s <= o.steps; ++s) {
     const double part = static_cast<double>(s) / o.steps;
     const double lr = o.peak_lr * (s < warmup ? s / warmup : 0.01 + 0.99 * 0.5 * (1 + std::cos(M_PI * (s - warmup) / (o.steps - warmup))));
-    const double mean = o.floor + o.excess + 3.2 * std::exp(-9 * part) + 0.35 * std::exp(-2.5 * part);
+    const double mean = floor + o.excess + 3.2 * std::exp(-9 * part) + 0.35 * std::exp(-2.5 * part);
     const bool bad = o.nonfinite && s % 97 == 0;
     if (bad) out += fmt::format("{{\"step\":{},\"event\":\"skipped_step\"}}\n", s);
     if (s % o.log_every == 0 || s == 1)
@@ -98,14 +100,20 @@ inline std::string config(const Options& o, const std::string& dir) {
       o.layers, o.method, o.steps, o.peak_lr, dir);
 }
 
-// A run directory under the folder; the language's info.json stands beside it.
+// A small language of known entropy in lang/: the rate, nats per token.
+inline double language(const Folder& folder) {
+  static const double rate = SynthLanguage(64, 0).entropy().rate;
+  if (!fs::exists(folder / "lang")) synthesize({.out = (folder / "lang").string(), .tokens = 500, .vocab = 64, .progress = false});
+  return rate;
+}
+
+// A run directory under the folder, trained on its language.
 inline fs::path run(const Folder& folder, const std::string& name, const Options& o) {
   const fs::path dir = folder / name;
-  write(dir / "metrics.jsonl", metrics(o));
+  write(dir / "metrics.jsonl", metrics(o, language(folder)));
   write(dir / "resolved.yaml", config(o, dir.string()));
   write(dir / "log.txt",
         "2026-01-02 03:04:05 bhyt 0.1.0 (a1b2c3d) | cpu: Neoverse-N1, 2 threads | fp32 | small, 15,012,864 parameters | norm bhyt κ=10\n");
-  write(folder / "lang/info.json", fmt::format("{{\"entropy_rate\": {}}}", o.floor));
   return dir;
 }
 

@@ -134,26 +134,36 @@ TEST(Config, BrokenYamlIsANote) {
   EXPECT_FALSE(r.floor);
 }
 
-TEST(Floor, IsFoundBesideTheData) {
+TEST(Floor, IsFoundWhereTheDataIs) {
   const fake::Folder folder;
-  fake::write(folder / "data/a/info.json", "{\"entropy_rate\": 1.25}");
-  fake::write(folder / "data/b/info.json", "{\"entropy_rate\": 1.5}");
-  fake::write(folder / "data/c/info.json", "{\"entropy_rate\": \"high\"}");
-  fake::write(folder / "data/d/info.json", "not json");
+  const double rate = fake::language(folder);
+  synthesize({.out = (folder / "other").string(), .tokens = 500, .vocab = 80, .progress = false});
+  synthesize({.out = (folder / "text").string(), .tokens = 500, .vocab = 64, .documents = true, .progress = false});
+  fake::write(folder / "plain/train.tok", "no token file");
+  fs::create_directories(folder / "torn");
+  fs::copy_file(folder / "lang/info.json", folder / "torn/info.json");
+  fs::copy_file(folder / "lang/train.tok", folder / "torn/train.tok");
+  fs::resize_file(folder / "torn/train.tok", fs::file_size(folder / "torn/train.tok") - 1);
+  std::vector<std::string> notes;
   const auto floor = [&](const std::string& train) {
     report::Run r;
-    read_config(fmt::format("data: {{train: {}}}", train), r);
+    read_config(fmt::format("data: {{train: {}, tokenizer: bytes}}", train), r);
     find_floor(folder / "runs/x", r);
+    notes = r.notes;
     return r.floor;
   };
-  EXPECT_EQ(floor("data/a/train.tok"), 1.25);
-  EXPECT_EQ(floor("[data/a/*.tok]"), 1.25);
-  EXPECT_EQ(floor(fmt::format("[{{path: {}, weight: 0.5}}, {{path: data/a/more.tok, weight: 0.5}}]", (folder / "data/a/x.tok").string())),
-            1.25);
-  EXPECT_FALSE(floor("[data/a/train.tok, data/b/train.tok]"));  // a mixture's rate is not known
-  EXPECT_FALSE(floor("data/c/train.tok"));
-  EXPECT_FALSE(floor("data/d/train.tok"));
-  EXPECT_FALSE(floor("data/nowhere/train.tok"));
+  EXPECT_EQ(floor("lang/train.tok"), rate);  // relative to a folder above the run
+  EXPECT_EQ(floor((folder / "lang/train.tok").string()), rate);
+  EXPECT_EQ(floor("[{path: lang/train.tok, weight: 0.5}, {path: lang/valid.tok, weight: 0.5}]"), rate);
+  const std::optional<double> bytes = floor("[text/train.jsonl]");  // the same language, counted in bytes
+  ASSERT_TRUE(bytes);
+  EXPECT_LT(*bytes, rate);
+  EXPECT_FALSE(floor("[lang/train.tok, other/train.tok]"));  // a mixture's rate is not known
+  EXPECT_FALSE(floor("plain/train.tok"));
+  EXPECT_FALSE(floor("nowhere/train.tok"));
+  EXPECT_TRUE(notes.empty());
+  EXPECT_FALSE(floor("torn/train.tok"));
+  EXPECT_EQ(notes.size(), 1u);
 }
 
 TEST(About, RunJsonThenLogThenANote) {
@@ -166,16 +176,18 @@ TEST(About, RunJsonThenLogThenANote) {
 
   fake::write(dir / "log.txt",
               "2026-01-01 00:00:00 bhyt 0.0.9 (old) | cpu\n2026-01-02 00:00:00 resumed bhyt runs\n"
-              "2026-01-02 00:00:00 bhyt 0.1.0 (a1b2c3d) | cuda: NVIDIA H200 | bf16\n");
+              "2026-01-02 00:00:00 bhyt 0.1.0 (a1b2c3d) | cuda: NVIDIA H200 | bf16 | small, 12 parameters\n");
   fs::create_directories(dir / "checkpoint-9");
   fs::create_directories(dir / "checkpoint-100");
   fs::create_directories(dir / "checkpoint-200.part");
   report::Run log;
   read_about(dir, log);
-  EXPECT_EQ(
-      log.about,
-      (Entries{
-          {"version", "0.1.0"}, {"commit", "a1b2c3d"}, {"machine", "cuda: NVIDIA H200 | bf16"}, {"newest checkpoint", "checkpoint-100"}}));
+  EXPECT_EQ(log.about, (Entries{{"version", "0.1.0"},
+                                {"commit", "a1b2c3d"},
+                                {"machine", "cuda: NVIDIA H200"},
+                                {"type", "bf16"},
+                                {"model", "small, 12 parameters"},
+                                {"newest checkpoint", "checkpoint-100"}}));
 
   fake::write(dir / "run.json", "{\"version\":\"0.2\",\"threads\":2,\"nested\":{\"a\":1}}");
   report::Run json;
@@ -193,7 +205,7 @@ TEST(Runs, AFolderOfRunsIsTakenWhole) {
   ASSERT_EQ(runs.size(), 2u);  // the same run again is not a second one
   EXPECT_EQ(runs[0].name, "a");
   EXPECT_EQ(runs[1].name, "b");
-  EXPECT_EQ(runs[0].floor, 2.2);
+  EXPECT_EQ(runs[0].floor, fake::language(folder));
 }
 
 TEST(Runs, NamesAreDistinct) {
