@@ -22,8 +22,13 @@ namespace bhyt::cli {
 namespace {
 
 constexpr Command kCommands[] = {
+    {"pretrain", "train from scratch, go on with a run, or start from a checkpoint", cmd_pretrain},
     {"generate", "continue a prompt with a checkpoint", cmd_generate},
     {"forward", "logits, loss and gradients of a checkpoint, for comparing implementations", cmd_forward},
+    {"bench", "speed, each with the fraction of the machine's limit", cmd_bench},
+    {"tokenizer", "train a tokenizer; encode, decode, say what one holds", cmd_tokenizer},
+    {"data", "make a synthetic language, pack documents into token files, say what a file holds", cmd_data},
+    {"report", "one self-contained HTML file about one or several runs", cmd_report},
 };
 
 // --help was asked for and printed: unwinds to run().

@@ -2,6 +2,7 @@
 #include "generate/generate.h"
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <cstdio>
 #include <fstream>
 #include <iostream>

@@ -80,7 +80,9 @@ TEST(Utf8Stream, NeverTearsASequence) {
     for (std::size_t at = 0; at < text.size(); at += piece) {
       const std::string out = stream.push(std::string_view(text).substr(at, piece));
       // What comes out starts with a lead byte and, joined to what follows, never starts inside a sequence.
-      if (!out.empty()) EXPECT_NE(static_cast<unsigned char>(out[0]) & 0xC0, 0x80) << piece;
+      if (!out.empty()) {
+        EXPECT_NE(static_cast<unsigned char>(out[0]) & 0xC0, 0x80) << piece;
+      }
       all += out;
     }
     EXPECT_EQ(all + stream.rest(), text);

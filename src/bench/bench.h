@@ -1,0 +1,47 @@
+// How fast the machine does our work, and what share of its limit that is. Every limit is measured in the same run, in turns with the
+// thing it limits, and figures are medians: so a busy or throttled machine shifts both alike.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/device.h"
+#include "core/dtype.h"
+#include "model/config.h"
+
+namespace bhyt::bench {
+
+struct Settings {
+  ModelConfig model;
+  std::int64_t batch = 8, seq = 256;
+  Device device;
+  DType dtype = DType::f32;
+  int reps = 5;
+  bool all_methods = false;  // norm: every method, not only the model's
+};
+
+// One measurement. Of the three rates the one that applies is set.
+struct Result {
+  std::string test;                                        // "train small 8×256 bhyt"
+  double tok_s = 0, gb_s = 0, tflops = 0;                  // gb_s: bytes that have to move, in 1e9
+  double ms = 0;                                           // median of one run
+  double limit = 0;                                        // in the same unit as the rate
+  std::string limit_name;                                  // what the limit is: "copy", "its matrix products", …
+  std::vector<std::pair<std::string, double>> parts = {};  // further figures: a breakdown in ms, bytes, …
+  double rate() const { return tok_s + gb_s + tflops; }
+  double fraction() const { return limit > 0 ? rate() / limit : 0; }
+};
+
+std::vector<Result> bench_train(const Settings& s);      // a step with the optimizer, against its matrix products alone
+std::vector<Result> bench_norm(const Settings& s);       // against a copy
+std::vector<Result> bench_gemm(const Settings& s);       // the model's own products, against a large square one
+std::vector<Result> bench_attention(const Settings& s);  // against a large square product
+std::vector<Result> bench_prompt(const Settings& s);     // reading a prompt of seq tokens, against its matrix products alone
+std::vector<Result> bench_decode(const Settings& s);     // one token at a time, against reading the weights once per token
+
+// Median seconds of each job: all are warmed up, then run in turns `reps` times. Short jobs are repeated until the clock can see them.
+std::vector<double> take_turns(const std::vector<std::function<void()>>& jobs, int reps, Device device);
+
+}  // namespace bhyt::bench

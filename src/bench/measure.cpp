@@ -1,0 +1,104 @@
+#include "bench/measure.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+
+#include "core/parallel.h"
+#include "core/rng.h"
+#include "ops/gemm/gemm.h"
+
+namespace bhyt::bench {
+
+namespace {
+
+constexpr double kShortest = 0.02;  // seconds; anything quicker is repeated within one measurement
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+double time_of(const std::function<void()>& job, int times, Device device) {
+  device_synchronize(device);
+  const double start = now();
+  for (int i = 0; i < times; ++i) job();
+  device_synchronize(device);
+  return (now() - start) / times;
+}
+
+}  // namespace
+
+std::vector<double> take_turns(const std::vector<std::function<void()>>& jobs, int reps, Device device) {
+  std::vector<int> times;
+  for (const auto& job : jobs) {
+    job();  // first touch of memory, tuning
+    const double once = std::max(time_of(job, 1, device), 1e-7);
+    times.push_back(static_cast<int>(std::ceil(kShortest / once)));
+  }
+  std::vector<std::vector<double>> taken(jobs.size());
+  for (int r = 0; r < reps; ++r)
+    for (std::size_t i = 0; i < jobs.size(); ++i) taken[i].push_back(time_of(jobs[i], times[i], device));
+  std::vector<double> medians;
+  for (auto& t : taken) {
+    std::sort(t.begin(), t.end());
+    medians.push_back(t[t.size() / 2]);
+  }
+  return medians;
+}
+
+OwnedTensor filled(Device device, DType type, std::initializer_list<std::int64_t> dims, float scale) {
+  OwnedTensor out(device, type, dims);
+  // One block of random numbers, repeated: drawing gigabytes would take longer than measuring them.
+  constexpr std::int64_t block = 1 << 16;
+  std::vector<char> host(static_cast<std::size_t>(block) * size_of(type));
+  Rng rng(1);
+  for (std::int64_t i = 0; i < block; ++i) {
+    const auto value = static_cast<float>(rng.uniform() * 2 - 1) * scale;
+    if (type == DType::bf16)
+      reinterpret_cast<bf16*>(host.data())[i] = to_bf16(value);
+    else
+      reinterpret_cast<float*>(host.data())[i] = value;
+  }
+  char* to = static_cast<char*>(out.t.data);
+  for (std::size_t at = 0; at < out.t.bytes(); at += host.size())
+    device_copy(device, to + at, Device::cpu(), host.data(), std::min(host.size(), out.t.bytes() - at));
+  return out;
+}
+
+void copy_all(const Tensor& from, const Tensor& to) {
+  if (from.device.is_cuda()) return device_copy(to.device, to.data, from.device, from.data, to.bytes());
+  constexpr std::int64_t piece = 1 << 20;
+  parallel_for(static_cast<std::int64_t>(to.bytes()), piece, [&](std::int64_t begin, std::int64_t end) {
+    std::memcpy(static_cast<char*>(to.data) + begin, static_cast<const char*>(from.data) + begin, static_cast<std::size_t>(end - begin));
+  });
+}
+
+std::vector<Product> products(const ModelConfig& c, std::int64_t tokens) {
+  return {{"qkv", tokens, c.qkv_width(), c.d, c.layers},
+          {"o", tokens, c.d, c.q_width(), c.layers},
+          {"gate_up", tokens, 2 * c.mlp, c.d, c.layers},
+          {"down", tokens, c.d, c.mlp, c.layers},
+          {"head", tokens, c.vocab, c.d, 1}};
+}
+
+Operands::Operands(const Product& p, Device device, DType type, bool backward)
+    : x(filled(device, type, {p.m, p.k})), w(filled(device, type, {p.n, p.k}, 0.02f)), y(filled(device, type, {p.m, p.n})) {
+  if (!backward) return;
+  dw = OwnedTensor(device, DType::f32, {p.n, p.k});
+  zero(dw);
+}
+
+void Operands::forward() const { gemm(x, w, y, {.trans_b = true}); }
+void Operands::backward_x() const { gemm(y, w, x); }
+void Operands::backward_w() const { gemm(y, x, dw, {.trans_a = true, .accumulate = true}); }
+
+SquareProduct::SquareProduct(Device device, DType type) {
+  const std::int64_t n = device.is_cuda() ? 8192 : 1536;
+  a = filled(device, type, {n, n});
+  b = filled(device, type, {n, n});
+  c = OwnedTensor(device, type, {n, n});
+  flops = 2.0 * static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
+}
+
+void SquareProduct::run() const { gemm(a, b, c, {.trans_b = true}); }
+
+}  // namespace bhyt::bench

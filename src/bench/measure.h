@@ -1,0 +1,41 @@
+// What the measurements share: memory with something in it, the limits, and the model's matrix products.
+#pragma once
+
+#include "bench/bench.h"
+#include "core/memory.h"
+
+namespace bhyt::bench {
+
+// Small random values: products of zeros or of denormals would be flattered or punished.
+OwnedTensor filled(Device device, DType type, std::initializer_list<std::int64_t> dims, float scale = 1);
+
+// Copies one tensor onto another of the same size with all threads.
+void copy_all(const Tensor& from, const Tensor& to);
+
+// A matrix product y [m,n] = x [m,k] · wᵀ of the model, forward and backward.
+struct Product {
+  std::string name;
+  std::int64_t m, n, k;
+  std::int64_t count;  // in one forward
+  double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
+};
+std::vector<Product> products(const ModelConfig& config, std::int64_t tokens);
+
+// One product's operands: x, w, y in the run's type; the weight's gradient in fp32, as in training.
+struct Operands {
+  OwnedTensor x, w, y, dw;
+  Operands(const Product& p, Device device, DType type, bool backward);
+  void forward() const;     // y = x wᵀ
+  void backward_x() const;  // x = y w
+  void backward_w() const;  // dw += yᵀ x
+};
+
+// A large square product: the fastest this machine multiplies.
+struct SquareProduct {
+  OwnedTensor a, b, c;
+  double flops;
+  SquareProduct(Device device, DType type);
+  void run() const;
+};
+
+}  // namespace bhyt::bench

@@ -1,0 +1,177 @@
+// The whole model: training steps, prompts, single tokens.
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include "bench/measure.h"
+#include "core/profile.h"
+#include "core/rng.h"
+#include "model/model.h"
+#include "ops/adamw/adamw.h"
+#include "train/state.h"
+
+namespace bhyt::bench {
+
+namespace {
+
+std::string model_name(const Settings& s) {
+  return s.model.preset.empty() ? fmt::format("d{}×{}", s.model.d, s.model.layers) : s.model.preset;
+}
+
+OwnedTensor random_tokens(const Settings& s, std::uint64_t seed) {
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(s.batch * s.seq));
+  Rng rng(seed);
+  for (auto& id : ids) id = static_cast<std::int32_t>(rng.below(static_cast<std::uint64_t>(s.model.vocab)));
+  OwnedTensor t(s.device, DType::i32, {s.batch, s.seq});
+  device_copy(s.device, t.t.data, Device::cpu(), ids.data(), t.t.bytes());
+  return t;
+}
+
+Model make_model(const Settings& s) {
+  Model model(s.model, s.device, s.dtype);
+  model.parameters().initialize(0);
+  model.refresh_constants();
+  return model;
+}
+
+// The matrix products of a pass and nothing else, in its order and sizes. The head's rows are cut as a large vocabulary forces any
+// implementation to.
+class Products {
+ public:
+  Products(const Settings& s, std::int64_t tokens, std::int64_t head_tokens, bool backward) : backward_(backward) {
+    for (Product p : products(s.model, tokens)) {
+      pieces_.push_back(1);
+      if (p.name == "head") {
+        const std::int64_t fits = std::max<std::int64_t>(1, (std::int64_t{256} << 20) / (p.n * 4));
+        pieces_.back() = (head_tokens + fits - 1) / fits;
+        p.m = (head_tokens + pieces_.back() - 1) / pieces_.back();
+      }
+      list_.push_back(p);
+      operands_.emplace_back(p, s.device, s.dtype, backward);
+    }
+  }
+  void run() const {
+    for (std::int64_t l = 0; l < list_[0].count; ++l)
+      for (std::size_t i = 0; i + 1 < list_.size(); ++i) operands_[i].forward();
+    for (std::int64_t i = 0; i < pieces_.back(); ++i) {
+      operands_.back().forward();
+      if (backward_) back(operands_.back());
+    }
+    if (!backward_) return;
+    for (std::int64_t l = 0; l < list_[0].count; ++l)
+      for (std::size_t i = list_.size() - 1; i-- > 0;) back(operands_[i]);
+  }
+
+ private:
+  static void back(const Operands& o) {
+    o.backward_x();
+    o.backward_w();
+  }
+  bool backward_;
+  std::vector<Product> list_;
+  std::vector<std::int64_t> pieces_;
+  std::vector<Operands> operands_;
+};
+
+double peak_rss() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) * 1024;
+}
+
+// A training step as the trainer does it.
+class Step {
+ public:
+  explicit Step(const Settings& s)
+      : model(make_model(s)),
+        state_(model),
+        loss_(s.device, DType::f32, {1}),
+        norm_(s.device, DType::f32, {1}),
+        tokens_(random_tokens(s, 1)),
+        targets_(random_tokens(s, 2)),
+        spans_(model.parameters().spans()),
+        batch_{.batch = s.batch, .seq = s.seq, .tokens = tokens_, .targets = targets_} {
+    model.prepare(s.batch, s.seq, true);
+  }
+  void operator()() {
+    const auto n = static_cast<double>(batch_.batch * batch_.seq);
+    zero(state_.gradients);
+    zero(loss_);
+    model.forward_backward(batch_, {.gradients = state_.gradients, .loss = loss_, .scale = static_cast<float>(1 / n), .tokens_in_step = n});
+    gradient_norm(state_.gradients, spans_, norm_);
+    adamw(state_.master, state_.gradients, state_.m, state_.v, spans_,
+          {.lr = 1e-4, .weight_decay = 0.1, .step = ++step_, .grad_norm = norm_, .clip = 1});
+  }
+  Model model;
+
+ private:
+  train::OptimizerState state_;
+  OwnedTensor loss_, norm_, tokens_, targets_;
+  std::vector<ArenaSpan> spans_;
+  Batch batch_;
+  std::int64_t step_ = 0;
+};
+
+}  // namespace
+
+std::vector<Result> bench_train(const Settings& s) {
+  Step step(s);
+  step();
+  const double rss = peak_rss();  // before the products below take memory of their own
+  const auto tokens = static_cast<double>(s.batch * s.seq);
+  const Products alone(s, s.batch * s.seq, s.batch * s.seq, true);
+  const std::vector<double> t = take_turns({[&] { step(); }, [&] { alone.run(); }}, s.reps, s.device);
+  Result r{.test = fmt::format("train {} {}×{} {}", model_name(s), s.batch, s.seq, s.model.norm.method),
+           .tok_s = tokens / t[0],
+           .ms = t[0] * 1e3,
+           .limit = tokens / t[1],
+           .limit_name = "its matrix products"};
+  profile::start();
+  step();
+  device_synchronize(s.device);
+  const profile::Seconds spent = profile::stop();
+  for (std::size_t i = 1; i <= profile::kKinds; ++i) {
+    const auto kind = static_cast<profile::Kind>(i % profile::kKinds);  // "other" last
+    r.parts.emplace_back(fmt::format("{} ms", profile::name_of(kind)), spent[static_cast<std::size_t>(kind)] * 1e3);
+  }
+  r.parts.emplace_back("parameters", static_cast<double>(step.model.parameters().count()));
+  r.parts.emplace_back("tflops", flops_per_token(s.model, s.seq) * tokens / t[0] * 1e-12);
+  if (!s.device.is_cuda()) r.parts.emplace_back("peak_rss_bytes", rss);
+  return {r};
+}
+
+std::vector<Result> bench_prompt(const Settings& s) {
+  Model model = make_model(s);
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(s.seq), 1);
+  std::vector<float> logits;
+  const Products alone(s, s.seq, 1, false);
+  const std::vector<double> t =
+      take_turns({[&] { model.decode(*model.make_cache(s.seq), ids.data(), s.seq, logits); }, [&] { alone.run(); }}, s.reps, s.device);
+  return {{.test = fmt::format("prompt {} {} {}", model_name(s), s.seq, s.model.norm.method),
+           .tok_s = static_cast<double>(s.seq) / t[0],
+           .ms = t[0] * 1e3,
+           .limit = static_cast<double>(s.seq) / t[1],
+           .limit_name = "its matrix products"}};
+}
+
+std::vector<Result> bench_decode(const Settings& s) {
+  Model model = make_model(s);
+  constexpr std::int64_t kRoom = 8192;  // more tokens than the measurement can take
+  const std::vector<std::int32_t> ids(static_cast<std::size_t>(s.seq), 1);
+  std::vector<float> logits;
+  // A token has to read every weight once; the embedding is the head's (tied) or one row.
+  const auto weights = static_cast<double>(model.parameters().value_bytes());
+  const OwnedTensor from = filled(s.device, s.dtype, {model.parameters().count()}), to(s.device, s.dtype, {model.parameters().count()});
+  auto cache = model.make_cache(s.seq + kRoom);
+  model.decode(*cache, ids.data(), s.seq, logits);
+  const std::vector<double> t =
+      take_turns({[&] { model.decode(*cache, ids.data(), 1, logits); }, [&] { copy_all(from, to); }}, s.reps, s.device);
+  const double bandwidth = 2 * static_cast<double>(from.t.bytes()) / t[1];
+  return {{.test = fmt::format("decode {} after {} {}", model_name(s), s.seq, s.model.norm.method),
+           .tok_s = 1 / t[0],
+           .ms = t[0] * 1e3,
+           .limit = bandwidth / weights,
+           .limit_name = "reading the weights at copy speed",
+           .parts = {{"weight_bytes", weights}}}};
+}
+
+}  // namespace bhyt::bench

@@ -1,0 +1,141 @@
+// bhyt bench: speed, each with the fraction of the machine's limit.
+#include "bench/bench.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "cli/cli.h"
+#include "cli/commands.h"
+#include "core/check.h"
+#include "core/log.h"
+#include "core/parallel.h"
+#include "train/config.h"
+
+namespace bhyt::cli {
+
+namespace {
+
+using bench::Result;
+using bench::Settings;
+using Json = nlohmann::ordered_json;
+
+struct Test {
+  const char* name;
+  std::vector<Result> (*run)(const Settings&);
+  const char* preset;  // where no model.* is given
+};
+constexpr Test kTests[] = {{"train", bench::bench_train, "small"},   {"norm", bench::bench_norm, "llama-1b"},
+                           {"gemm", bench::bench_gemm, "small"},     {"attention", bench::bench_attention, "small"},
+                           {"prompt", bench::bench_prompt, "small"}, {"decode", bench::bench_decode, "small"}};
+
+const Test* find(const std::string& name) {
+  const auto* it = std::find_if(std::begin(kTests), std::end(kTests), [&](const Test& t) { return name == t.name; });
+  return it == std::end(kTests) ? nullptr : it;
+}
+
+bool gives(const std::vector<std::string>& words, std::string_view prefix) {
+  return std::any_of(words.begin(), words.end(), [&](const std::string& w) { return w.starts_with(prefix); });
+}
+
+// The measurements of one test: the settings of a config, with the bench's own defaults below them.
+Settings settings(const Test& test, const std::vector<std::string>& words, DType dtype, int reps) {
+  std::vector<std::string> all{"train.batch=8", "data.seq_len=256"};
+  if (!gives(words, "model.")) all.push_back(std::string("model.preset=") + test.preset);
+  all.insert(all.end(), words.begin(), words.end());
+  const train::RunConfig c = train::read_run_config(train::config_tree("", all));
+  set_num_threads(static_cast<int>(c.run.threads));
+  return {.model = c.model.config,
+          .batch = c.train.batch,
+          .seq = c.data.seq_len,
+          .device = parse_device(c.run.device),
+          .dtype = dtype,
+          .reps = reps,
+          .all_methods = !gives(words, "norm.")};
+}
+
+std::vector<DType> types(const std::vector<std::string>& words) {
+  for (auto w = words.rbegin(); w != words.rend(); ++w)
+    for (const std::string key : {"dtype=", "run.dtype="})
+      if (w->starts_with(key) && w->substr(key.size()) != "auto") return {parse_float_type(w->substr(key.size()), "dtype")};
+  return {DType::f32, DType::bf16};
+}
+
+std::string rate_of(const Result& r, double value) {
+  if (r.tok_s > 0) return fmt::format("{:.1f} tok/s", value);
+  return r.gb_s > 0 ? fmt::format("{:.2f} GB/s", value) : fmt::format("{:.4f} TFLOP/s", value);
+}
+
+void print_row(const Result& r, DType dtype) {
+  fmt::print("{:<56} {:<5} {:>11.3f} ms {:>18}  {:5.1f}% of {} ({})\n", r.test, name_of(dtype), r.ms, rate_of(r, r.rate()),
+             100 * r.fraction(), rate_of(r, r.limit), r.limit_name);
+  if (!r.test.starts_with("train")) return;
+  double sum = 0;
+  for (const auto& [name, value] : r.parts)
+    if (name.ends_with(" ms")) sum += value;
+  for (const auto& [name, value] : r.parts)
+    if (name.ends_with(" ms") && value > 0)
+      fmt::print("  {:<20} {:>11.3f} ms  {:5.1f}% of one step\n", name.substr(0, name.size() - 3), value, 100 * value / sum);
+}
+
+Json to_json(const Result& r, const Settings& s) {
+  Json j{{"test", r.test}};
+  const char* unit = r.tok_s > 0 ? "tok_s" : r.gb_s > 0 ? "gb_s" : "tflops";
+  j[unit] = r.rate();
+  j["ms"] = r.ms;
+  j["fraction"] = r.fraction();
+  j["limit"] = r.limit;
+  j["limit_name"] = r.limit_name;
+  j["device"] = name_of(s.device);
+  j["dtype"] = name_of(s.dtype);
+  j["threads"] = num_threads();
+  for (const auto& [name, value] : r.parts) {
+    if (name.ends_with(" ms"))
+      j["breakdown_ms"][name.substr(0, name.size() - 3)] = value;
+    else
+      j[name] = value;
+  }
+  return j;
+}
+
+}  // namespace
+
+int cmd_bench(const Args& args) {
+  CLI::App app("Speed, each with the fraction of the machine's limit measured in the same run", "bhyt bench");
+  std::vector<std::string> words, tests, overrides;
+  bool json = false;
+  int reps = 5;
+  app.add_option(
+      "TEST | key=value", words,
+      "tests: train norm gemm attention prompt decode (default: the first four); keys: model.*, norm.*, train.batch, data.seq_len,\n"
+      "device, dtype (default: fp32 and bf16), threads");
+  app.add_flag("--json", json, "a JSON list, one object per measurement");
+  app.add_option("--reps", reps, "repetitions; figures are medians")->capture_default_str()->check(CLI::Range(1, 1000));
+  parse(app, args);
+  for (const std::string& w : words) {
+    if (w.find('=') != std::string::npos) {
+      overrides.push_back(w);
+      continue;
+    }
+    check_usage(find(w), "unknown test {}; expected train, norm, gemm, attention, prompt or decode", w);
+    tests.push_back(w);
+  }
+  if (tests.empty()) tests = {"train", "norm", "gemm", "attention"};
+
+  Json list = Json::array();
+  for (const std::string& name : tests) {
+    for (DType dtype : types(overrides)) {
+      const Test& test = *find(name);
+      const Settings s = settings(test, overrides, dtype, reps);
+      for (const Result& r : test.run(s)) {
+        if (!json) print_row(r, dtype);
+        list.push_back(to_json(r, s));
+      }
+      std::fflush(stdout);
+    }
+  }
+  if (json) fmt::print("{}\n", list.dump(2));
+  return 0;
+}
+
+}  // namespace bhyt::cli
