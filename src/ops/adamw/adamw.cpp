@@ -4,6 +4,7 @@
 #include <string>
 
 #include "core/check.h"
+#include "core/profile.h"
 
 namespace bhyt {
 
@@ -33,6 +34,7 @@ void gradient_norm(const Tensor& gradients, const std::vector<ArenaSpan>& spans,
   check_arena(gradients, gradients, "gradients");
   check_spans(gradients, spans);
   check_norm(norm, gradients);
+  const profile::Scope scope(profile::Kind::optimizer, norm.device);
   norm.device.is_cuda() ? cuda::gradient_norm(gradients, spans, norm) : cpu::gradient_norm(gradients, spans, norm);
 }
 
@@ -51,6 +53,7 @@ void adamw(const Tensor& master, const Tensor& gradients, const Tensor& m, const
   check(step.step >= 1, "[adamw] expected steps from 1, got {}", step.step);
   check(step.clip <= 0 || step.grad_norm, "[adamw] expected the gradient norm, which clipping needs");
   if (step.grad_norm) check_norm(step.grad_norm, master);
+  const profile::Scope scope(profile::Kind::optimizer, master.device);
   master.device.is_cuda() ? cuda::adamw(master, gradients, m, v, spans, step) : cpu::adamw(master, gradients, m, v, spans, step);
 }
 

@@ -2,6 +2,7 @@
 #include "ops/attention/attention.h"
 
 #include "core/check.h"
+#include "core/profile.h"
 
 namespace bhyt {
 
@@ -38,6 +39,7 @@ void check_call(const char* op, const Tensor& qkv, const Tensor& out, const Tens
 
 void attention(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& shape) {
   check_call("attention", qkv, out, lse, first, shape);
+  const profile::Scope scope(profile::Kind::attention, qkv.device);
   qkv.device.is_cuda() ? cuda::attention(qkv, out, lse, first, shape) : cpu::attention(qkv, out, lse, first, shape);
 }
 
@@ -47,6 +49,7 @@ void attention_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse,
   check(lse || qkv.size() == 0, "[attention_backward] expected the forward's lse, got none");
   check_matrix("attention_backward", "dout", dout, out.rows(), out.cols(), qkv);
   check_matrix("attention_backward", "dqkv", dqkv, qkv.rows(), qkv.cols(), qkv);
+  const profile::Scope scope(profile::Kind::attention, qkv.device);
   qkv.device.is_cuda() ? cuda::attention_backward(qkv, out, lse, first, dout, dqkv, shape)
                        : cpu::attention_backward(qkv, out, lse, first, dout, dqkv, shape);
 }
@@ -60,6 +63,7 @@ void attention_cached(const Tensor& q, const Tensor& keys, const Tensor& values,
   check_matrix("attention_cached", "out", out, n, q.cols(), q);
   check_matrix("attention_cached", "keys", keys, past + n, width, q);
   check_matrix("attention_cached", "values", values, past + n, width, q);
+  const profile::Scope scope(profile::Kind::attention, q.device);
   q.device.is_cuda() ? cuda::attention_cached(q, keys, values, out, past, shape) : cpu::attention_cached(q, keys, values, out, past, shape);
 }
 

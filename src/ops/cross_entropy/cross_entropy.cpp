@@ -2,6 +2,7 @@
 #include "ops/cross_entropy/cross_entropy.h"
 
 #include "core/check.h"
+#include "core/profile.h"
 
 namespace bhyt {
 
@@ -45,6 +46,7 @@ void cross_entropy(const CrossEntropy& job) {
   check(job.workspace.bytes() >= needed && job.workspace.device == x.device,
         "[cross_entropy] expected {} bytes of workspace on {}, got {} on {}", needed, name_of(x.device), job.workspace.bytes(),
         name_of(job.workspace.device));
+  const profile::Scope scope(profile::Kind::cross_entropy, x.device);
   x.device.is_cuda() ? cuda::cross_entropy(job) : cpu::cross_entropy(job);
 }
 

@@ -2,6 +2,7 @@
 #include "ops/embedding/embedding.h"
 
 #include "core/check.h"
+#include "core/profile.h"
 
 namespace bhyt {
 
@@ -30,6 +31,7 @@ void check_shapes(const Tensor& tokens, const Tensor& table, const Tensor& rows,
 
 void embedding(const Tensor& tokens, const Tensor& table, const Tensor& out, const EmbeddingScale& scale) {
   check_shapes(tokens, table, out, scale);
+  const profile::Scope scope(profile::Kind::embedding, out.device);
   out.device.is_cuda() ? cuda::embedding(tokens, table, out, scale) : cpu::embedding(tokens, table, out, scale);
 }
 
@@ -38,6 +40,7 @@ void embedding_backward(const Tensor& tokens, const Tensor& table, const Tensor&
   check(dtable.dtype == DType::f32 && dtable.rows() == table.rows() && dtable.cols() == table.cols() && dtable.device == table.device,
         "[embedding] expected dtable fp32 {} on {}, got {} {} on {}", shape_string(table), name_of(table.device), name_of(dtable.dtype),
         shape_string(dtable), name_of(dtable.device));
+  const profile::Scope scope(profile::Kind::embedding, dout.device);
   dout.device.is_cuda() ? cuda::embedding_backward(tokens, table, dout, dtable, scale)
                         : cpu::embedding_backward(tokens, table, dout, dtable, scale);
 }

@@ -2,6 +2,7 @@
 #include "ops/gemm/gemm.h"
 
 #include "core/check.h"
+#include "core/profile.h"
 
 namespace bhyt {
 
@@ -24,6 +25,7 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& c, GemmOptions options
   check(k == kb, "[gemm] expected inner dimensions to agree, got a {}{} and b {}{}", shape_string(a), options.trans_a ? "ᵀ" : "",
         shape_string(b), options.trans_b ? "ᵀ" : "");
   check(c.rows() == m && c.cols() == n, "[gemm] expected c [{}, {}], got {}", m, n, shape_string(c));
+  const profile::Scope scope(profile::Kind::matrix, c.device);
   c.device.is_cuda() ? cuda::gemm(a, b, c, options) : cpu::gemm(a, b, c, options);
 }
 

@@ -2,6 +2,7 @@
 #include "ops/norm/norm.h"
 
 #include "core/check.h"
+#include "core/profile.h"
 
 namespace bhyt {
 
@@ -46,6 +47,7 @@ void norm(const NormSite& site, const NormForward& call) {
   check_matrix("norm", "add", call.add, call.x, false);
   check_matrix("norm", "sum", call.sum, call.x, static_cast<bool>(call.add));
   check_matrix("norm", "z", call.z, call.x);
+  const profile::Scope scope(profile::Kind::norm, call.x.device);
   call.x.device.is_cuda() ? cuda::norm(site, call) : cpu::norm(site, call);
 }
 
@@ -55,10 +57,12 @@ void norm_backward(const NormSite& site, const NormGrads& grads, const NormBackw
   check_matrix("norm_backward", "dx", call.dx, call.x);
   check(site.stat == Stat::none || site.stat == Stat::given || call.stats, "[norm_backward] expected the forward's statistics");
   check(!call.dms || site.stat == Stat::rms, "[norm_backward] expected a gradient of the mean square only at an rms site");
+  const profile::Scope scope(profile::Kind::norm, call.x.device);
   call.x.device.is_cuda() ? cuda::norm_backward(site, grads, call) : cpu::norm_backward(site, grads, call);
 }
 
 void norm_constant(const Tensor& c_attn, const Tensor& scale, float factor, const Tensor& gamma, const Tensor& constant) {
+  const profile::Scope scope(profile::Kind::norm, constant.device);
   constant.device.is_cuda() ? cuda::norm_constant(c_attn, scale, factor, gamma, constant)
                             : cpu::norm_constant(c_attn, scale, factor, gamma, constant);
 }
@@ -70,12 +74,14 @@ void attention_constant(const Tensor& wv, const Tensor& wo, std::int64_t heads, 
         "[attention_constant] expected W_V [K·D, C] and W_O [C, H·D] with H={} and K={}, got {} and {}", heads, kv_heads, shape_string(wv),
         shape_string(wo));
   check(seq_len > 0, "[attention_constant] expected a sequence length above 0, got {}", seq_len);
+  const profile::Scope scope(profile::Kind::norm, wv.device);
   wv.device.is_cuda() ? cuda::attention_constant(wv, wo, heads, kv_heads, seq_len, c_attn)
                       : cpu::attention_constant(wv, wo, heads, kv_heads, seq_len, c_attn);
 }
 
 void row_moments(const Tensor& x, const Tensor& out) {
   check(out.dtype == DType::f32 && out.size() == 4, "[row_moments] expected room for 4 fp32, got {}", shape_string(out));
+  const profile::Scope scope(profile::Kind::norm, x.device);
   x.device.is_cuda() ? cuda::row_moments(x, out) : cpu::row_moments(x, out);
 }
 

@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "core/parallel.h"
+#include "core/profile.h"
 
 namespace bhyt {
 
@@ -64,6 +65,7 @@ void rope(const Tensor& x, const Tensor& table, const RopeOptions& o) {
     check(o.seq > 0 && o.start >= 0 && last <= table.rows(), "[rope] expected positions below {}, got {}…{}", table.rows(), o.start,
           last - 1);
   }
+  const profile::Scope scope(profile::Kind::rope, x.device);
   x.device.is_cuda() ? cuda::rope(x, table, o) : cpu::rope(x, table, o);
 }
 

@@ -2,6 +2,7 @@
 #include "ops/swiglu/swiglu.h"
 
 #include "core/check.h"
+#include "core/profile.h"
 
 namespace bhyt {
 
@@ -18,12 +19,14 @@ void check_shapes(const Tensor& gate_up, const Tensor& h, const char* what) {
 
 void swiglu(const Tensor& gate_up, const Tensor& h) {
   check_shapes(gate_up, h, "h");
+  const profile::Scope scope(profile::Kind::swiglu, h.device);
   h.device.is_cuda() ? cuda::swiglu(gate_up, h) : cpu::swiglu(gate_up, h);
 }
 
 void swiglu_backward(const Tensor& gate_up, const Tensor& dh, const Tensor& dgate_up) {
   check_shapes(gate_up, dh, "dh");
   check_shapes(dgate_up, dh, "dh");
+  const profile::Scope scope(profile::Kind::swiglu, dh.device);
   dh.device.is_cuda() ? cuda::swiglu_backward(gate_up, dh, dgate_up) : cpu::swiglu_backward(gate_up, dh, dgate_up);
 }
 
