@@ -1,0 +1,183 @@
+// bhyt data synth|pack|info: a generated language of known entropy, documents → token file, what a token file holds.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <cstdio>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "cli/cli.h"
+#include "cli/commands.h"
+#include "core/check.h"
+#include "core/log.h"
+#include "data/pack.h"
+#include "data/synth.h"
+#include "data/token_file.h"
+
+namespace bhyt::cli {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+volatile std::sig_atomic_t caught = 0;
+
+// While it lives, SIGINT and SIGTERM are noted instead of killing, so that no half-written file stays behind.
+class SignalGuard {
+ public:
+  SignalGuard() : int_(std::signal(SIGINT, note)), term_(std::signal(SIGTERM, note)) { caught = 0; }
+  ~SignalGuard() {
+    std::signal(SIGINT, int_);
+    std::signal(SIGTERM, term_);
+  }
+  static bool interrupted() { return caught != 0; }
+
+ private:
+  static void note(int signal) { caught = signal; }
+  void (*int_)(int);
+  void (*term_)(int);
+};
+
+std::string counted(std::uint64_t n) {
+  std::string s = std::to_string(n);
+  for (std::size_t i = s.size(); i > 3; i -= 3) s.insert(i - 3, ",");
+  return s;
+}
+
+Json describe(const std::string& path, const TokenFileInfo& info, std::uint64_t bytes) {
+  return {{"path", path},
+          {"kind", "token file"},
+          {"format", name_of(info.format)},
+          {"version", info.version},
+          {"bytes", bytes},
+          {"tokens", info.tokens},
+          {"documents", info.format == TokenFormat::bhyt ? Json(info.documents) : Json()},
+          {"token_bytes", info.token_bytes},
+          {"vocab", info.meta.vocab},
+          {"end_of_text", info.meta.end_of_text < 0 ? Json() : Json(info.meta.end_of_text)},
+          {"tokenizer", info.meta.kind.empty() ? Json() : Json(info.meta.kind)},
+          {"fingerprint", info.meta.fingerprint == 0 ? Json() : Json(fmt::format("{:016x}", info.meta.fingerprint))},
+          {"checksum", info.format == TokenFormat::bhyt ? Json(fmt::format("{:016x}", info.checksum)) : Json()}};
+}
+
+void print(const Json& j) {
+  for (const auto& [key, value] : j.items()) {
+    if (value.is_null()) continue;
+    const std::string text = value.is_string()            ? value.get<std::string>()
+                             : value.is_number_unsigned() ? counted(value.get<std::uint64_t>())
+                                                          : value.dump();
+    fmt::print("{:<14} {}\n", key, text);
+  }
+}
+
+int run_pack(const PackOptions& given, const std::string& tokenizer, bool json) {
+  const SignalGuard guard;
+  PackOptions o = given;
+  o.interrupted = SignalGuard::interrupted;
+  const PackResult r = pack(*load_tokenizer(tokenizer), o);
+  if (r.bad_lines > 0) log::warning("{} bad lines left out, the first: {}", r.bad_lines, r.first_bad);
+  const double rate = r.seconds > 0 ? static_cast<double>(r.text_bytes) / r.seconds / 1e6 : 0;
+  if (json) {
+    Json j = describe(o.out, r.file, TokenFile(o.out).file_bytes());
+    j.update(
+        {{"text_bytes", r.text_bytes}, {"empty_documents", r.empty}, {"bad_lines", r.bad_lines}, {"seconds", r.seconds}, {"mb_s", rate}});
+    fmt::print("{}\n", j.dump(2));
+  } else {
+    fmt::print("{}: {} documents, {} tokens of {}{}, {:.1f} MB/s of text\n", o.out, counted(r.file.documents), counted(r.file.tokens),
+               log::human_count(static_cast<double>(r.text_bytes), "B"),
+               r.empty ? fmt::format(" ({} empty documents left out)", r.empty) : "", rate);
+  }
+  return 0;
+}
+
+int run_synth(const SynthOptions& given, bool json) {
+  const SignalGuard guard;
+  SynthOptions o = given;
+  o.interrupted = SignalGuard::interrupted;
+  const SynthResult r = synthesize(o);
+  if (json)
+    fmt::print("{}\n", Json{{"out", o.out},
+                            {"entropy_rate", r.entropy.rate},
+                            {"row_cut_nats", r.entropy.row_cut},
+                            {"vocab", o.vocab},
+                            {"seed", o.seed},
+                            {"tokens", r.train_tokens},
+                            {"valid_tokens", r.valid_tokens}}
+                           .dump(2));
+  else
+    fmt::print("{}: {} training and {} validation tokens in {} and {} documents; entropy rate {:.6f} nats per token\n", o.out,
+               counted(r.train_tokens), counted(r.valid_tokens), counted(r.train_documents), counted(r.valid_documents), r.entropy.rate);
+  return 0;
+}
+
+int run_info(const std::string& path, bool json, bool verify, std::int64_t head) {
+  const TokenFile f(path);
+  if (verify) f.verify();
+  Json j = describe(path, f.info(), f.file_bytes());
+  if (verify) j["verified"] = true;
+  std::vector<TokenId> ids(static_cast<std::size_t>(std::min<std::uint64_t>(static_cast<std::uint64_t>(head), f.tokens())));
+  f.read(0, ids.size(), ids.data());
+  if (head > 0) j["head"] = ids;
+  if (const auto floor = entropy_floor(path, f.info().meta.kind)) j["entropy_rate"] = *floor;
+  if (json)
+    fmt::print("{}\n", j.dump(2));
+  else
+    print(j);
+  return 0;
+}
+
+}  // namespace
+
+int cmd_data(const std::vector<std::string>& args) {
+  CLI::App app("Corpora: generate, pack into a token file, look at one", "bhyt data");
+  app.require_subcommand(1);
+  bool json = false;
+
+  PackOptions packing;
+  std::string tokenizer;
+  CLI::App* pack_app =
+      app.add_subcommand("pack", "documents → token file; .jsonl, .ndjson and .txt, plain, .gz or .zst; files, folders, globs");
+  pack_app->add_option("--out", packing.out, "token file to write")->required();
+  pack_app->add_option("--tokenizer", tokenizer, "bytes, a tokenizer file or a folder that holds one")->required();
+  pack_app->add_option("files", packing.inputs, "what to pack")->required();
+  pack_app->add_option("--key", packing.key, "key of the text in JSONL objects")->capture_default_str();
+  pack_app->add_flag("--lines", packing.lines, "a line of .txt is a document (otherwise the whole file is one)");
+  pack_app->add_flag("--skip-bad", packing.skip_bad, "leave bad lines out and count them (otherwise the first stops)");
+  pack_app->add_option("--threads", packing.threads, "threads; the file is the same with any number (0: all)")
+      ->check(CLI::NonNegativeNumber);
+  pack_app->add_flag("--json", json, "print the result as JSON");
+
+  SynthOptions synth;
+  CLI::App* synth_app = app.add_subcommand("synth", "a generated language of known entropy: train.tok, valid.tok, info.json");
+  synth_app->add_option("--out", synth.out, "folder to write")->required();
+  synth_app->add_option("--tokens", synth.tokens, "training tokens, at least; 20K, 2M, 1B are understood")
+      ->required()
+      ->transform(CLI::AsNumberWithUnit(std::map<std::string, std::int64_t>{{"K", 1000}, {"M", 1000000}, {"B", 1000000000}}));
+  synth_app->add_option("--seed", synth.seed, "of the language and the text")->capture_default_str();
+  synth_app->add_option("--vocab", synth.vocab, "ids, end-of-text included")->capture_default_str();
+  synth_app->add_flag("--documents", synth.documents, "write train.jsonl and valid.jsonl of printable words instead");
+  synth_app->add_flag("--json", json, "print the result as JSON");
+
+  std::string file;
+  bool verify = false;
+  std::int64_t head = 0;
+  CLI::App* info_app = app.add_subcommand("info", "what a token file holds");
+  info_app->add_option("file", file, "token file or llm.c shard")->required();
+  info_app->add_flag("--verify", verify, "read everything: checksums, ids, document ends");
+  info_app->add_option("--head", head, "show the first N tokens")->check(CLI::NonNegativeNumber);
+  info_app->add_flag("--json", json, "print as JSON");
+
+  parse(app, args);
+  try {
+    if (pack_app->parsed()) return run_pack(packing, tokenizer, json);
+    if (synth_app->parsed()) return run_synth(synth, json);
+    return run_info(file, json, verify, head);
+  } catch (const Error& e) {
+    if (!caught) throw;
+    log::write(log::Level::error, e.what());
+    return 128 + caught;
+  }
+}
+
+}  // namespace bhyt::cli
