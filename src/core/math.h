@@ -21,23 +21,18 @@ BHYT_BOTH float float_from_bits(std::uint32_t u) {
   memcpy(&x, &u, 4);
   return x;
 }
-// min(|x|, limit) by the bits: integer minima vectorise everywhere, float comparisons that let NaN through do not.
-// A NaN becomes `limit`; like_argument puts it back.
-BHYT_BOTH float magnitude(float x, float limit) {
-  const std::uint32_t u = float_bits(x) & 0x7FFFFFFFu, high = float_bits(limit);
-  return float_from_bits(u < high ? u : high);
-}
-// y ≥ 0 with the sign of x; NaN where x is one.
-BHYT_BOTH float like_argument(float y, float x) {
-  const float s = float_from_bits(float_bits(y) | (float_bits(x) & 0x80000000u));
-  return x == x ? s : x;
+// Clamps to [-limit, limit] by the bits: below as unsigned numbers, where the negative floats come last, above as signed ones. Integer
+// minima vectorise everywhere, float comparisons that let NaN through do not. (NaN is clamped too: the callers put it back.)
+BHYT_BOTH float clamp_magnitude(float x, float limit) {
+  const std::uint32_t u = float_bits(x), low = float_bits(-limit), v = u < low ? u : low;
+  const std::int32_t s = static_cast<std::int32_t>(v), high = static_cast<std::int32_t>(float_bits(limit));
+  return float_from_bits(static_cast<std::uint32_t>(s < high ? s : high));
 }
 }  // namespace detail
 
 // e^x, within 2e-7 of the value; subnormal results too, 0 and infinity beyond them.
 BHYT_BOTH float fast_exp(float argument) {
-  const float x =
-      detail::float_from_bits(detail::float_bits(detail::magnitude(argument, 104.0f)) | (detail::float_bits(argument) & 0x80000000u));
+  const float x = detail::clamp_magnitude(argument, 104.0f);
   // The sum's low bits are n = round(x / ln 2) as an integer; e^x = 2^n · e^r.
   const float magic = 12582912.0f;
   const float shifted = x * 1.44269504f + magic;
@@ -59,20 +54,22 @@ BHYT_BOTH double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 // Rational in x², fitted for the largest relative error: 4e-7 with the rounding of every step. Odd, x for small x, ±1 from ±9.75 on (the
 // fit has passed 1 there, the clamp does the rest).
 BHYT_BOTH float fast_tanh(float argument) {
-  const float x = detail::magnitude(argument, 9.75f), t = x * x, t2 = t * t;
+  const float x = detail::clamp_magnitude(argument, 9.75f), t = x * x, t2 = t * t;
   const float p = (1.0f + 0.133809298f * t) + t2 * ((0.00349546014f + 2.06071327e-05f * t) + t2 * 1.3352115e-08f);
   const float q = (1.0f + 0.467142493f * t) + t2 * ((0.0258765146f + 0.000328542956f * t) + t2 * 7.77550611e-07f);
-  return detail::like_argument(detail::magnitude(x * p / q, 1.0f), argument);
+  const float y = detail::clamp_magnitude(x * p / q, 1.0f);
+  return argument == argument ? y : argument;
 }
 BHYT_BOTH double fast_tanh(double x) { return std::tanh(x); }
 
 // The same for the error function; ±1 from ±4.1 on.
 BHYT_BOTH float fast_erf(float argument) {
-  const float x = detail::magnitude(argument, 4.1f), t = x * x, t2 = t * t;
+  const float x = detail::clamp_magnitude(argument, 4.1f), t = x * x, t2 = t * t;
   const float p =
       (1.12837911f + 0.187244087f * t) + t2 * ((0.052412279f + 0.00365055678f * t) + t2 * (0.000285995542f + 2.12503483e-06f * t));
   const float q = (1.0f + 0.499273658f * t) + t2 * ((0.112875983f + 0.0147380838f * t) + t2 * (0.00114135828f + 3.89205161e-05f * t));
-  return detail::like_argument(detail::magnitude(x * p / q, 1.0f), argument);
+  const float y = detail::clamp_magnitude(x * p / q, 1.0f);
+  return argument == argument ? y : argument;
 }
 BHYT_BOTH double fast_erf(double x) { return std::erf(x); }
 
