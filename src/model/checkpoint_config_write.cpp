@@ -52,7 +52,7 @@ void add_reference_keys(Json& j, const ModelConfig& c, bool plain) {
   j["last_layer_lam"] = n.lambda_last;
   j["learnable_lam"] = n.learn_lambda;
   j["bhyt_kappa"] = n.kappa;
-  const char* const schedules[] = {nullptr, "decay", "grow", "mild_grow"};
+  const char* const schedules[] = {"constant", "decay", "grow", "mild_grow"};
   j["bhyt_kappa_schedule"] = or_null(n.kappa_schedule != KappaSchedule::constant, schedules[static_cast<int>(n.kappa_schedule)]);
   const char* const corrections[] = {"baseline", "beta", "eta", "residual_aware"};
   j["var_approx_method"] = corrections[static_cast<int>(n.correction)];

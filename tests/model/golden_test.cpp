@@ -1,0 +1,150 @@
+// Whole models against files made in double precision elsewhere: tests/golden/models (scripts/make_golden.py: every method and option) and,
+// where BHYT_DATA is set, the paper's own code and more beside it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+
+#include "core/memory.h"
+#include "model/checkpoint.h"
+#include "model/checkpoint_json.h"
+#include "model/safetensors.h"
+#include "tests/model/helpers.h"
+
+namespace bhyt {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<fs::path> cases_under(const fs::path& dir) {
+  std::vector<fs::path> out;
+  if (fs::is_directory(dir))
+    for (const auto& e : fs::directory_iterator(dir))
+      if (fs::exists(e.path() / "io.safetensors")) out.push_back(e.path());
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+std::vector<std::int32_t> ids_of(const SafeTensor& t) {
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(t.size()));
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    std::int64_t id = 0;
+    std::memcpy(&id, static_cast<const char*>(t.data) + 8 * i, 8);
+    ids[i] = static_cast<std::int32_t>(id);
+  }
+  return ids;
+}
+
+// The largest error, as a share of the expected tensor's largest value.
+double error_of(const float* got, const SafeTensor& expected) {
+  std::vector<float> want(static_cast<std::size_t>(expected.size()));
+  SafeTensors::to_float(expected, 0, expected.size(), want.data());
+  double worst = 0, largest = 0;
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    if (!std::isfinite(got[i])) return HUGE_VAL;
+    worst = std::max(worst, std::fabs(static_cast<double>(got[i]) - want[i]));
+    largest = std::max(largest, std::fabs(static_cast<double>(want[i])));
+  }
+  return largest > 0 ? worst / largest : worst;
+}
+
+constexpr double kBar = 5e-5;
+// The seednorm fixture is so ill-conditioned that no fp32 program meets the bar: with every operation exact and only its result rounded to
+// fp32, gradients are off by 7e-5; PyTorch's fp32 is off by 2e-4.
+constexpr double kIllConditioned = 5e-4;
+
+void check_gradients(const Model& model, const SafeTensors& io, const Tensor& arena, double bar) {
+  for (const auto& [name, expected] : io.tensors()) {
+    if (!name.starts_with("grad.")) continue;
+    const Parameter* p = model.parameters().find(name.substr(5));
+    ASSERT_NE(p, nullptr) << name;
+    ASSERT_EQ(p->size, expected.size()) << name;
+    EXPECT_LT(error_of(model.parameters().in_arena(arena, *p).as<float>(), expected), bar) << name;
+  }
+  for (const Parameter& p : model.parameters().list())
+    EXPECT_TRUE(p.frozen || p.optional || io.find("grad." + p.name)) << p.name << " has no expected gradient";
+}
+
+void check_greedy(Model& model, const SafeTensor& expected) {
+  const std::vector<std::int32_t> want = ids_of(expected);
+  const std::size_t prompt = want.size() / 2;
+  auto cache = model.make_cache(static_cast<std::int64_t>(want.size()));
+  std::vector<std::int32_t> got(want.begin(), want.begin() + static_cast<std::ptrdiff_t>(prompt));
+  std::vector<float> logits;
+  model.decode(*cache, got.data(), static_cast<std::int64_t>(prompt), logits);
+  while (got.size() < want.size()) {
+    got.push_back(static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
+    model.decode(*cache, &got.back(), 1, logits);
+  }
+  EXPECT_EQ(got, want);
+}
+
+void check_case(const fs::path& dir, double gradient_bar = kBar) {
+  const auto model = load_model(dir, Device::cpu(), DType::f32);
+  const SafeTensors io(dir / "io.safetensors");
+  const SafeTensor& tokens = io.at("tokens");
+  const std::int64_t batch = tokens.shape[0], seq = tokens.shape[1] - 1, n = batch * seq, vocab = model->config().vocab;
+  std::vector<std::int32_t> inputs, targets;
+  const std::vector<std::int32_t> ids = ids_of(tokens);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const auto at = static_cast<std::size_t>(i / seq * (seq + 1) + i % seq);
+    inputs.push_back(ids[at]);
+    targets.push_back(ids[at + 1]);
+  }
+  const Batch b{.batch = batch,
+                .seq = seq,
+                .tokens = Tensor(inputs.data(), DType::i32, Device::cpu(), {batch, seq}),
+                .targets = Tensor(targets.data(), DType::i32, Device::cpu(), {batch, seq}),
+                .weights = {},
+                .positions = {},
+                .first = {}};
+  const OwnedTensor loss(Device::cpu(), DType::f32, {1}), gradients(Device::cpu(), DType::f32, {model->parameters().arena_size()}),
+      logits(Device::cpu(), DType::f32, {n, vocab});
+  zero(loss);
+  zero(gradients);
+  model->prepare(batch, seq, true);
+  model->forward_backward(
+      b, {.gradients = gradients, .loss = loss, .scale = 1.0f / static_cast<float>(n), .tokens_in_step = static_cast<double>(n)});
+  const float mean = *loss.t.as<float>() / static_cast<float>(n);
+  EXPECT_LT(error_of(&mean, io.at("loss")), kBar);
+  check_gradients(*model, io, gradients, gradient_bar);
+
+  model->forward(b);
+  model->logits(0, n, logits);
+  EXPECT_LT(error_of(logits.t.as<float>(), io.at("logits")), kBar);
+  for (std::size_t i = 0; i < model->norms().blocks.size(); ++i)
+    if (const SafeTensor* c = io.find("c_attn." + std::to_string(i))) {
+      EXPECT_LT(error_of(model->constants().as<float>() + i, *c), kBar) << "c_attn." << i;
+    }
+  check_greedy(*model, io.at("greedy"));
+}
+
+class Golden : public testing::TestWithParam<fs::path> {};
+TEST_P(Golden, AgreesInEveryValueAndGradient) { check_case(GetParam()); }
+// Every config that was read is written back so that it means the same, whatever dialect it came in.
+TEST_P(Golden, ConfigSurvivesWritingAndReading) {
+  const ModelConfig c = read_model_config(GetParam() / "config.json");
+  const std::string text = model_config_json(c, DType::f32);
+  EXPECT_EQ(model_config_json(parse_model_config(text, "written"), DType::f32), text);
+}
+INSTANTIATE_TEST_SUITE_P(All, Golden, testing::ValuesIn(cases_under(fs::path(BHYT_TEST_DIR) / "golden" / "models")),
+                         [](const auto& info) { return info.param.filename().string(); });
+
+TEST(Golden, FixturesBesideTheData) {
+  const char* data = std::getenv("BHYT_DATA");
+  if (!data) GTEST_SKIP() << "BHYT_DATA is not set";
+  int seen = 0;
+  for (const char* group : {"reference", "methods"})
+    for (const fs::path& dir : cases_under(fs::path(data) / ".." / "fixtures" / group)) {
+      SCOPED_TRACE(dir.string());
+      check_case(dir, dir.filename() == "seednorm" ? kIllConditioned : kBar);
+      ++seen;
+    }
+  EXPECT_GT(seen, 0) << "no fixtures beside " << data;
+}
+
+}  // namespace
+}  // namespace bhyt
