@@ -1,0 +1,230 @@
+// The shell around the commands, and the commands forward, generate and bench, through the program itself.
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "model/safetensors.h"
+#include "tests/cli/program.h"
+#include "train/config.h"
+
+namespace bhyt::test {
+namespace {
+
+using Json = nlohmann::json;
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+TEST(Shell, HelpListsOnlyCommandsThatAnswer) {
+  const Outcome help = bhyt({"--help"});
+  ASSERT_EQ(help.code, 0);
+  std::istringstream lines(help.out);
+  int commands = 0;
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("  ") || line[2] < 'a' || line[2] > 'z' || line.starts_with("  help")) continue;
+    const std::string name = line.substr(2, line.find(' ', 2) - 2);
+    for (const auto& asked : {bhyt({name, "--help"}), bhyt({"help", name})}) {
+      EXPECT_EQ(asked.code, 0) << name << asked.err;
+      EXPECT_TRUE(has(asked.out, "bhyt " + name)) << asked.out;
+    }
+    ++commands;
+  }
+  EXPECT_GE(commands, 7);
+}
+
+TEST(Shell, VersionNamesWhatWasBuilt) {
+  const Outcome v = bhyt({"--version"});
+  EXPECT_EQ(v.code, 0);
+  for (const char* part : {"bhyt 0.", "compiler", "backends  cpu (", "devices"}) EXPECT_TRUE(has(v.out, part)) << v.out;
+}
+
+TEST(Shell, WrongUsageIsTwoAndSaysWhereToTurn) {
+  const Outcome none = bhyt({});
+  EXPECT_EQ(none.code, 2);
+  EXPECT_TRUE(none.out.empty());
+  const Outcome typo = bhyt({"genrate"});
+  EXPECT_EQ(typo.code, 2);
+  EXPECT_TRUE(has(typo.err, "did you mean generate?")) << typo.err;
+  EXPECT_EQ(bhyt({"help", "nonsense"}).code, 2);
+  EXPECT_EQ(bhyt({"forward", "--no-such-flag"}).code, 2);
+  EXPECT_EQ(bhyt({"generate"}).code, 2);
+  EXPECT_EQ(bhyt({"generate", "--model", "x", "--temperature", "warm"}).code, 2);
+  EXPECT_EQ(bhyt({"forward", "--model", "x", "--tokens", "y", "--out", "z", "dtype=fp8"}).code, 2);
+  EXPECT_EQ(bhyt({"forward", "--model", "x", "--tokens", "y", "--out", "z", "device=tpu"}).code, 2);
+  EXPECT_EQ(bhyt({"forward", "--model", "x", "--tokens", "y", "--out", "z", "threads=0"}).code, 2);
+}
+
+TEST(Shell, FailedWorkIsOne) {
+  const TempFolder empty;
+  const Outcome o = bhyt({"forward", "--model", empty.path.string(), "--tokens", "t", "--out", "o"});
+  EXPECT_EQ(o.code, 1);
+  EXPECT_TRUE(has(o.err, "error: ")) << o.err;
+  EXPECT_TRUE(o.out.empty());
+}
+
+TEST(Shell, AFullDiskBehindStdoutIsNoSuccess) {
+  if (!fs::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here";
+  const std::string command = quoted(BHYT_PROGRAM) + " --help >/dev/full 2>/dev/null";
+  EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 1);
+}
+
+TEST(Configs, AllOfThemAreValid) {
+  int count = 0;
+  for (const auto& entry : fs::directory_iterator(fs::path(BHYT_TEST_DIR).parent_path() / "configs")) {
+    const train::RunConfig c = train::read_run_config(train::config_tree(entry.path().string(), {}));
+    EXPECT_NO_THROW(plan_norms(c.model.config.norm, c.model.config.layers, c.model.config.d, c.model.config.eps)) << entry.path();
+    EXPECT_EQ(c.run.dir, "runs/" + entry.path().stem().string());
+    ++count;
+  }
+  EXPECT_GE(count, 20);
+}
+
+std::vector<float> values(const SafeTensor& t) {
+  std::vector<float> v(static_cast<std::size_t>(t.size()));
+  SafeTensors::to_float(t, 0, t.size(), v.data());
+  return v;
+}
+
+// A reference's gradients may be so ill-conditioned that fp32 itself, in any program, is further off than the usual bound.
+double tolerance(const fs::path& fixture) { return fixture.filename() == "seednorm" ? 1e-3 : 5e-5; }
+
+void compare_with_fixture(const fs::path& fixture) {
+  const TempFolder folder;
+  const std::string out = (folder.path / "out.safetensors").string(), io = (fixture / "io.safetensors").string();
+  const Outcome run = bhyt({"forward", "--model", fixture.string(), "--tokens", io, "--out", out, "--grads"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  const SafeTensors ours(out), theirs(io);
+  for (const auto& [name, expected] : theirs.tensors()) {
+    if (name == "tokens" || name == "greedy") continue;
+    const SafeTensor* got = ours.find(name);
+    ASSERT_TRUE(got) << fixture << " " << name;
+    ASSERT_EQ(got->shape, expected.shape) << name;
+    const std::vector<float> a = values(*got), b = values(expected);
+    double largest = 0, error = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      largest = std::max(largest, std::fabs(static_cast<double>(b[i])));
+      error = std::max(error, std::fabs(static_cast<double>(a[i]) - b[i]));
+    }
+    EXPECT_LE(error, tolerance(fixture) * largest) << fixture << " " << name;
+  }
+}
+
+void compare_greedy(const fs::path& fixture) {
+  const SafeTensors io(fixture / "io.safetensors");
+  const SafeTensor& greedy = io.at("greedy");  // int64 [1,32]: 16 of prompt, 16 new
+  std::vector<std::int64_t> ids(static_cast<std::size_t>(greedy.size()));
+  std::copy_n(static_cast<const char*>(greedy.data), 8 * ids.size(), reinterpret_cast<char*>(ids.data()));
+  std::string prompt;
+  for (std::size_t i = 0; i < 16; ++i) prompt += std::to_string(ids[i]) + (i % 2 ? "," : " ");
+  const Outcome run = bhyt({"generate", "--model", fixture.string(), "--ids", "--prompt", prompt, "--max-tokens", "16"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(Json::parse(run.out).get<std::vector<std::int64_t>>(), std::vector<std::int64_t>(ids.begin() + 16, ids.end())) << fixture;
+}
+
+TEST(Forward, AgreesWithEveryFixture) {
+  if (data_folder().empty()) GTEST_SKIP() << "BHYT_DATA is not set";
+  int count = 0;
+  for (const char* family : {"reference", "methods"})
+    for (const auto& entry : fs::directory_iterator(data_folder().parent_path() / "fixtures" / family)) {
+      compare_with_fixture(entry.path());
+      compare_greedy(entry.path());
+      ++count;
+    }
+  EXPECT_GE(count, 6);
+}
+
+// One small trained run that the tests below share.
+class SmallRun : public ::testing::Test {
+ public:
+  static void SetUpTestSuite() {
+    folder_ = new TempFolder;
+    const Outcome made = bhyt({"data", "synth", "--out", at("data"), "--tokens", "20000", "--vocab", "200"});
+    ASSERT_EQ(made.code, 0) << made.err;
+    const Outcome trained =
+        bhyt({"pretrain", "model.d=16", "model.layers=2", "model.heads=2", "model.mlp=24", "data.train=" + at("data/train.tok"),
+              "data.valid=" + at("data/valid.tok"), "data.seq_len=32", "train.steps=3", "train.batch=4", "run.dir=" + at("run")});
+    ASSERT_EQ(trained.code, 0) << trained.err;
+    EXPECT_TRUE(trained.out.empty()) << trained.out;
+  }
+  static void TearDownTestSuite() { delete folder_; }
+
+ protected:
+  static std::string at(const std::string& name) { return (folder_->path / name).string(); }
+  static std::string checkpoint() { return at("run/checkpoint-3"); }
+  static std::vector<int> new_ids(std::vector<std::string> more) {
+    std::vector<std::string> args{"generate", "--model", checkpoint(), "--ids", "--prompt", "[1, 2, 3]", "--max-tokens", "12"};
+    args.insert(args.end(), more.begin(), more.end());
+    const Outcome run = bhyt(args);
+    EXPECT_EQ(run.code, 0) << run.err;
+    return Json::parse(run.out).get<std::vector<int>>();
+  }
+
+ private:
+  static inline TempFolder* folder_ = nullptr;
+};
+
+TEST_F(SmallRun, GeneratesTheSameWithTheSameSeed) {
+  const auto seeded = [](const char* seed) { return new_ids({"--temperature", "1", "--top-k", "150", "--seed", seed}); };
+  EXPECT_EQ(new_ids({}).size(), 12u);
+  EXPECT_EQ(new_ids({}), new_ids({"--top-k", "1", "--temperature", "2"}));
+  EXPECT_EQ(seeded("1"), seeded("1"));
+  EXPECT_NE(seeded("1"), seeded("2"));
+  EXPECT_EQ(new_ids({"threads=1"}), new_ids({"threads=2"}));
+}
+
+TEST_F(SmallRun, GenerateReadsItsPromptFromAFileOrStdin) {
+  std::ofstream(at("prompt.txt")) << "1,2,3\n";
+  const std::vector<std::string> common{"generate", "--model", checkpoint(), "--ids", "--max-tokens", "5"};
+  auto from_file = common, both = common;
+  from_file.insert(from_file.end(), {"--prompt-file", at("prompt.txt")});
+  both.insert(both.end(), {"--prompt-file", at("prompt.txt"), "--prompt", "1"});
+  EXPECT_EQ(bhyt(from_file).out, bhyt(common, "1 2 3").out);
+  EXPECT_EQ(bhyt(both).code, 2);
+  EXPECT_EQ(bhyt(common, "").code, 2);
+  EXPECT_EQ(bhyt(common, "1 two").code, 2);
+  EXPECT_EQ(bhyt(common, "100000").code, 2);
+  EXPECT_EQ(bhyt(common, "-1").code, 2);
+  EXPECT_EQ(bhyt({"generate", "--model", checkpoint(), "--ids", "--prompt-file", at("none.txt")}).code, 1);
+}
+
+TEST_F(SmallRun, ForwardRefusesTokensThatDoNotFit) {
+  const auto with = [&](std::int64_t id, std::vector<std::int64_t> shape, const std::string& dtype = "I64") {
+    std::vector<std::int64_t> ids(8, id);
+    write_safetensors(at("tokens.safetensors"), {{"tokens", dtype, shape, [&](const auto& put) { put(ids.data(), 64); }}});
+    return bhyt({"forward", "--model", checkpoint(), "--tokens", at("tokens.safetensors"), "--out", at("out.safetensors")}).code;
+  };
+  EXPECT_EQ(with(1, {2, 4}), 0);
+  EXPECT_FALSE(SafeTensors(at("out.safetensors")).find("grad.model.norm.weight"));
+  fs::remove(at("out.safetensors"));
+  EXPECT_EQ(with(200, {2, 4}), 1);
+  EXPECT_EQ(with(-1, {2, 4}), 1);
+  EXPECT_EQ(with(1, {8, 1}), 1);
+  EXPECT_EQ(with(1, {8}), 1);
+  EXPECT_EQ(with(1, {2, 4}, "F64"), 1);
+  EXPECT_FALSE(fs::exists(at("out.safetensors")));
+}
+
+TEST(Bench, EveryTestGivesItsFigures) {
+  const Outcome run = bhyt({"bench", "train", "gemm", "attention", "prompt", "decode", "--json", "--reps", "1", "model.preset=tiny",
+                            "train.batch=2", "data.seq_len=32"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  int trained = 0;
+  for (const Json& r : Json::parse(run.out)) {
+    const std::string test = r.at("test");
+    const bool whole = test.starts_with("train") || test.starts_with("prompt") || test.starts_with("decode");
+    EXPECT_GT(r.at(whole ? "tok_s" : "tflops").get<double>(), 0) << test;
+    EXPECT_GT(r.at("ms").get<double>(), 0) << test;
+    EXPECT_GT(r.at("fraction").get<double>(), 0) << test;
+    EXPECT_EQ(r.at("device"), "cpu");
+    EXPECT_TRUE(r.at("dtype") == "fp32" || r.at("dtype") == "bf16");
+    if (!test.starts_with("train")) continue;
+    ++trained;
+    EXPECT_GT(r.at("breakdown_ms").at("matrix products").get<double>(), 0);
+    EXPECT_GT(r.at("breakdown_ms").at("norm").get<double>(), 0);
+  }
+  EXPECT_EQ(trained, 2);
+  EXPECT_EQ(bhyt({"bench", "nonsense"}).code, 2);
+  EXPECT_EQ(bhyt({"bench", "train", "norm.metod=bhyt"}).code, 2);
+}
+
+}  // namespace
+}  // namespace bhyt::test
