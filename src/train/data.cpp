@@ -120,6 +120,7 @@ RunData open_data(RunConfig& config, const std::string& fallback) {
   RunData out;
   out.tokenizer = choose_tokenizer(config.data);
   const Tokenizer* t = out.tokenizer.get();
+  if (t && config.data.tokenizer == "auto") config.data.tokenizer = "bytes";
   out.train = make_parts(config.data.train, t, fallback);
   out.valid = make_parts(config.data.valid, t, fallback);
   TokenMeta meta;

@@ -49,7 +49,7 @@ void Metrics::training(const TrainingLine& l) {
                {"loss", l.loss},
                {"grad_norm", short_decimal(l.grad_norm)},
                {"lr", l.lr},
-               {"tok_s", std::round(l.tok_s)},
+               {"tok_s", std::llround(l.tok_s)},
                {"step_ms", rounded(l.step_ms, 1000)}};
   if (l.mfu) line["mfu"] = rounded(*l.mfu, 10000);
   line["time"] = rounded(now, 1000);

@@ -17,7 +17,7 @@ namespace bhyt::train {
 
 namespace {
 
-constexpr std::int64_t kLayerLines = 32;  // in metrics.jsonl over a run, beside the first and the last step
+constexpr std::int64_t kLayerLines = 16;  // in metrics.jsonl over a run, beside the first and the last step
 
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 

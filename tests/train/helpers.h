@@ -1,26 +1,120 @@
-// What the trainer's tests share: a folder that goes away.
+// What the trainer's tests share: a folder that goes away, a small language on disk, a small run, and the comparison of two runs.
 #pragma once
 
 #include <fmt/format.h>
+#include <gtest/gtest.h>
 #include <stdlib.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
+
+#include "core/rng.h"
+#include "data/token_file.h"
+#include "train/files.h"
 
 namespace bhyt::train {
 
 struct Folder {
-  std::filesystem::path path;
+  fs::path path;
   Folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "bhyt-test-XXXXXX").string();
+    // In memory where there is such a place: these tests sync a lot.
+    std::string name =
+        access("/dev/shm", W_OK) == 0 ? "/dev/shm/bhyt-test-XXXXXX" : (fs::temp_directory_path() / "bhyt-test-XXXXXX").string();
     path = mkdtemp(name.data());
   }
   ~Folder() {
     std::error_code ignored;
-    std::filesystem::remove_all(path, ignored);
+    fs::remove_all(path, ignored);
   }
   Folder(const Folder&) = delete;
   Folder& operator=(const Folder&) = delete;
+  std::string operator/(const std::string& name) const { return (path / name).string(); }
 };
+
+constexpr int kVocab = 61;
+
+// Documents of a language in which most tokens follow from the one before: something to learn in a few steps.
+inline void write_language(const std::string& file, std::int64_t tokens, std::uint64_t seed,
+                           TokenMeta meta = {.vocab = kVocab, .end_of_text = 0}) {
+  TokenFileWriter out(file, meta);
+  Rng rng(seed);
+  TokenId last = 1;
+  for (std::int64_t i = 0; i < tokens; ++i) {
+    const bool end = rng.below(40) == 0 && i > 0;
+    const auto random = static_cast<TokenId>(1 + rng.below(kVocab - 1));
+    last = end ? 0 : rng.below(8) == 0 ? random : 1 + (last * 7 + 3) % (kVocab - 1);
+    out.append(&last, 1);
+    if (end || i + 1 == tokens) out.end_document();
+  }
+  out.finish();
+}
+
+inline std::vector<std::string> small_run(const Folder& tmp, const std::string& dir) {
+  if (!fs::exists(tmp.path / "train.tok")) {
+    write_language(tmp / "train.tok", 20000, 1);
+    write_language(tmp / "valid.tok", 1500, 2);
+  }
+  return {"model.d=32",
+          "model.layers=2",
+          "model.heads=4",
+          "model.kv_heads=2",
+          "model.mlp=48",
+          "data.seq_len=32",
+          "train.batch=6",
+          "train.steps=12",
+          "train.lr=5e-3",
+          "train.log_every=3",
+          "train.eval_every=5",
+          "train.save_every=4",
+          "train.eval_batches=3",
+          "threads=1",
+          "data.train=" + tmp / "train.tok",
+          "data.valid=" + tmp / "valid.tok",
+          "run.dir=" + tmp / dir};
+}
+
+// metrics.jsonl without what only the clock decides.
+inline std::vector<nlohmann::json> metrics_of(const fs::path& run) {
+  std::vector<nlohmann::json> out;
+  const std::string text = read_text(run / "metrics.jsonl");
+  for (std::size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
+    out.push_back(nlohmann::json::parse(text.substr(at, end - at)));
+    for (const char* key : {"time", "tok_s", "step_ms", "mfu"}) out.back().erase(key);
+  }
+  EXPECT_TRUE(text.empty() || text.back() == '\n');
+  return out;
+}
+
+inline std::vector<std::string> files_in(const fs::path& dir) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(dir)) names.push_back(entry.path().filename().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+inline void expect_same_files(const fs::path& a, const fs::path& b) {
+  ASSERT_EQ(files_in(a), files_in(b));
+  for (const std::string& name : files_in(a))
+    EXPECT_TRUE(read_text(a / name) == read_text(b / name)) << a << " and " << b << " differ in " << name;
+}
+
+// Two runs of the same mathematics: the same checkpoints to the byte, the same metrics but for times.
+inline void expect_same_runs(const fs::path& a, const fs::path& b) {
+  const auto checkpoints = [](const fs::path& run) {
+    std::vector<std::string> names;
+    for (const std::string& n : files_in(run))
+      if (n.starts_with("checkpoint-") || n.starts_with("tmp-")) names.push_back(n);
+    return names;
+  };
+  ASSERT_EQ(checkpoints(a), checkpoints(b));
+  for (const std::string& name : checkpoints(a)) expect_same_files(a / name, b / name);
+  const auto ma = metrics_of(a), mb = metrics_of(b);
+  ASSERT_EQ(ma.size(), mb.size());
+  for (std::size_t i = 0; i < ma.size(); ++i) EXPECT_EQ(ma[i].dump(), mb[i].dump());
+}
 
 }  // namespace bhyt::train

@@ -1,0 +1,367 @@
+// Whole runs of tiny models inside this process; tests/cli kills the program itself.
+#include "train/trainer.h"
+
+#include <signal.h>
+
+#include <limits>
+
+#include "core/log.h"
+#include "model/checkpoint.h"
+#include "tests/train/helpers.h"
+#include "train/run_dir.h"
+
+namespace bhyt::train {
+namespace {
+
+using Words = std::vector<std::string>;
+
+Words operator+(Words a, const Words& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+RunConfig config_of(const Words& words) { return read_run_config(config_tree("", words)); }
+
+Outcome train(const Words& words, TrainerOptions options = {}) {
+  log::set_quiet(true);
+  Trainer trainer(config_of(words), std::move(options));
+  return trainer.run();
+}
+
+struct Killed {};
+// Stops as a crash does: nothing is saved, nothing is written any more.
+TrainerOptions crash_before(std::int64_t at) {
+  return {.before_step = [at](Model&, std::int64_t step) {
+    if (step == at) throw Killed();
+  }};
+}
+
+std::string error_of(const Words& words, TrainerOptions options = {}) {
+  try {
+    train(words, std::move(options));
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+bool says(const std::string& message, const std::string& part) {
+  if (message.find(part) != std::string::npos) return true;
+  ADD_FAILURE() << "expected \"" << part << "\" in \"" << message << "\"";
+  return false;
+}
+
+// Each kind of state that a resumed run must carry over.
+const std::vector<std::pair<const char*, Words>> kVariants = {
+    {"rmsnorm", {"norm.method=rmsnorm", "train.micro_batch=4"}},
+    {"bhyt", {"norm.correction=eta", "model.embedding_scale=learned", "norm.refresh=3", "norm.aux_loss=0.1", "norm.aux_every=2"}},
+    {"bhyt bf16",
+     {"dtype=bf16", "norm.gain=unit", "norm.correction=residual_aware", "norm.gamma_in_constant=true", "data.attend=document"}},
+    {"dyt untied", {"norm.method=dyt", "model.tied=false", "train.recompute=block"}},
+};
+
+TEST(Resume, AfterACrashGivesTheSameBits) {
+  for (const auto& [name, words] : kVariants) {
+    SCOPED_TRACE(name);
+    const Folder tmp;
+    train(small_run(tmp, "a") + words);
+    const Words b = small_run(tmp, "b") + words + Words{"resume=auto"};
+    EXPECT_THROW(train(b, crash_before(2)), Killed);   // before any checkpoint: starts afresh
+    EXPECT_THROW(train(b, crash_before(7)), Killed);   // after checkpoint-4
+    EXPECT_THROW(train(b, crash_before(12)), Killed);  // after checkpoint-8
+    EXPECT_EQ(train(b).step, 12);
+    expect_same_runs(tmp.path / "a", tmp.path / "b");
+  }
+}
+
+TEST(Resume, AfterAnInterruptGivesTheSameBits) {
+  for (const auto& [name, words] : kVariants) {
+    SCOPED_TRACE(name);
+    const Folder tmp;
+    train(small_run(tmp, "a") + words);
+    const Words b = small_run(tmp, "b") + words + Words{"resume=auto"};
+    for (const int at : {2, 5, 10}) {
+      const Outcome out = train(b, {.before_step = [at](Model&, std::int64_t step) {
+                                  if (step == at) raise(at == 5 ? SIGTERM : SIGINT);
+                                }});
+      EXPECT_EQ(out.signal, at == 5 ? SIGTERM : SIGINT);
+      EXPECT_EQ(out.step, at);
+      EXPECT_EQ(verify_checkpoint(tmp.path / "b" / fmt::format("checkpoint-{}", at)), "");
+    }
+    EXPECT_EQ(train(b).signal, 0);
+    expect_same_runs(tmp.path / "a", tmp.path / "b");
+  }
+}
+
+TEST(Resume, PassesOverDamagedCheckpoints) {
+  const Folder tmp;
+  train(small_run(tmp, "a"));
+  const Words b = small_run(tmp, "b") + Words{"resume=auto"};
+  EXPECT_THROW(train(b, crash_before(10)), Killed);
+  cut_file(tmp.path / "b" / "checkpoint-8" / "optimizer.safetensors", 5000);
+  EXPECT_THROW(train(b, crash_before(6)), Killed);  // from 4
+  EXPECT_EQ(metrics_of(tmp.path / "b").back()["step"], 5);
+  train(b);
+  expect_same_runs(tmp.path / "a", tmp.path / "b");
+}
+
+TEST(Resume, WhatMayChangeAndWhatMayNot) {
+  const Folder tmp;
+  const Words a = small_run(tmp, "a");
+  train(a + Words{"train.steps=4"});
+  says(error_of(a), "already holds a run; resume=auto goes on with it");
+  EXPECT_EQ(train(a + Words{"resume=auto", "train.steps=4"}).step, 4);  // nothing left to do
+  says(error_of(a + Words{"resume=auto", "train.steps=3"}), "train.steps must be at least 4");
+
+  const Words changed = a + Words{"resume=auto", "train.lr=1e-3", "norm.kappa=5", "train.steps=5"};
+  const std::string message = error_of(changed);
+  says(message, "this would change the mathematics of the run: ");
+  says(message, "norm.kappa was 10");
+  says(message, "train.lr was 0.005, now is 0.001");
+  EXPECT_EQ(train(changed, {.force = true}).step, 5);
+
+  write_language(tmp / "other.tok", 5000, 9);
+  EXPECT_EQ(train(a + Words{"resume=auto", "train.lr=1e-3", "norm.kappa=5", "data.train=" + tmp / "other.tok", "threads=2",
+                            "train.log_every=1", "train.save_every=2", "train.keep=1", "train.eval_every=0", "train.micro_batch=2"})
+                .step,
+            12);
+}
+
+TEST(Resume, MustAndNever) {
+  const Folder tmp;
+  const Words a = small_run(tmp, "a");
+  says(error_of(a + Words{"resume=must"}), "holds no checkpoint that verifies");
+  EXPECT_THROW(train(a, crash_before(3)), Killed);
+  says(error_of(a), "already holds a run");
+  EXPECT_EQ(train(a + Words{"resume=auto"}).step, 12);
+  EXPECT_EQ(train(a + Words{"resume=must"}).step, 12);
+}
+
+TEST(Trainer, ResolvedConfigRepeatsTheRun) {
+  const Folder tmp;
+  train(small_run(tmp, "a") + Words{"norm.p=0.9", "train.steps=null", "train.tokens=1.9K", "train.micro_batch=auto"});
+  log::set_quiet(true);
+  Trainer again(read_run_config(config_tree(tmp / "a" + "/resolved.yaml", {"run.dir=" + tmp / "b"})), {});
+  EXPECT_EQ(again.run().step, 10);
+  expect_same_runs(tmp.path / "a", tmp.path / "b");
+}
+
+TEST(Trainer, ThreadsDoNotChangeABit) {
+  const Folder tmp;
+  train(small_run(tmp, "a") + Words{"train.steps=4"});
+  for (const char* threads : {"threads=2", "threads=3"}) {
+    train(small_run(tmp, threads) + Words{"train.steps=4", threads});
+    expect_same_runs(tmp.path / "a", tmp.path / threads);
+  }
+}
+
+TEST(Trainer, TheSplitChangesNothingButRounding) {
+  const Folder tmp;
+  const Words words = {"norm.aux_loss=0.5", "train.log_every=1", "data.attend=document"};
+  const auto near = [](double a, double b) { return std::fabs(a - b) < 2e-4; };
+  train(small_run(tmp, "whole") + words);
+  const auto whole = metrics_of(tmp.path / "whole");
+  for (const char* split : {"1", "4", "5"}) {
+    train(small_run(tmp, split) + words + Words{std::string("train.micro_batch=") + split});
+    const auto cut = metrics_of(tmp.path / split);
+    ASSERT_EQ(cut.size(), whole.size());
+    for (std::size_t i = 0; i < cut.size(); ++i)
+      for (const char* key : {"loss", "grad_norm", "valid_loss"})
+        EXPECT_TRUE(!whole[i].contains(key) || near(cut[i][key], whole[i][key])) << split << " " << whole[i];
+  }
+}
+
+TEST(Trainer, LearnsAndReportsAsTheInterfaceSays) {
+  const Folder tmp;
+  train(small_run(tmp, "a") + Words{"train.steps=40", "train.log_every=10", "train.eval_every=20"});
+  std::vector<double> losses, valid;
+  std::int64_t layers = 0;
+  for (const auto& line : metrics_of(tmp.path / "a")) {
+    if (line.contains("loss")) {
+      losses.push_back(line["loss"]);
+      EXPECT_EQ(line["tokens"], line["step"].get<std::int64_t>() * 6 * 32);
+      EXPECT_GT(line["grad_norm"], 0);
+      EXPECT_GT(line["lr"], 0);
+    } else if (line.contains("valid_loss")) {
+      valid.push_back(line["valid_loss"]);
+      EXPECT_EQ(line["valid_tokens"], 3 * 6 * 32);
+    } else {
+      ++layers;
+      for (const char* key : {"norm", "abs", "variance"}) EXPECT_EQ(line["layers"][key].size(), 3u);
+      for (const char* key : {"lambda_attn", "lambda_mlp"}) EXPECT_EQ(line["layers"][key].size(), 2u);
+    }
+  }
+  ASSERT_EQ(losses.size(), 4u);
+  ASSERT_EQ(valid.size(), 2u);
+  EXPECT_NEAR(losses[0], std::log(kVocab), 0.6);
+  EXPECT_LT(losses[3], losses[0] - 0.5);
+  EXPECT_LT(valid[1], valid[0]);
+  EXPECT_GE(layers, 5);
+  const std::string first = read_text(tmp.path / "a" / "metrics.jsonl");
+  says(first, "{\"step\":10,\"tokens\":1920,\"loss\":");
+  for (const char* file : {"resolved.yaml", "log.txt", "checkpoint-40/config.json", "checkpoint-40/model.safetensors",
+                           "checkpoint-40/optimizer.safetensors", "checkpoint-40/trainer_state.json"})
+    EXPECT_TRUE(fs::exists(tmp.path / "a" / file)) << file;
+  const Json state = Json::parse(read_text(tmp.path / "a" / "checkpoint-40" / "trainer_state.json"));
+  EXPECT_EQ(state["global_step"], 40);
+  EXPECT_EQ(state["log_history"].size(), 6u);
+  EXPECT_EQ(state["best_metric"], valid[1]);
+}
+
+TEST(Trainer, KeepsTheNewest) {
+  const Folder tmp;
+  train(small_run(tmp, "a") + Words{"train.save_every=2", "train.keep=2"});
+  EXPECT_FALSE(fs::exists(tmp.path / "a" / "checkpoint-8"));
+  EXPECT_TRUE(fs::exists(tmp.path / "a" / "checkpoint-10" / "optimizer.safetensors"));
+  EXPECT_TRUE(fs::exists(tmp.path / "a" / "checkpoint-12" / "optimizer.safetensors"));
+  train(small_run(tmp, "b") + Words{"train.save_every=2", "train.keep=3", "train.save=weights"});
+  for (const char* step : {"8", "10", "12"}) {
+    const fs::path at = tmp.path / "b" / (std::string("checkpoint-") + step);
+    EXPECT_EQ(verify_checkpoint(at), "");
+    EXPECT_EQ(fs::exists(at / "optimizer.safetensors"), std::string(step) == "12") << step;
+  }
+  train(small_run(tmp, "c") + Words{"train.save_every=0"});
+  const auto names = files_in(tmp.path / "c");
+  EXPECT_EQ(std::count_if(names.begin(), names.end(), [](const std::string& n) { return n.starts_with("checkpoint-"); }), 1);
+}
+
+// Makes the weights bad before some steps and good again before the next.
+TrainerOptions poison(std::int64_t from, std::int64_t to) {
+  auto saved = std::make_shared<std::vector<float>>();
+  return {.before_step = [=](Model& model, std::int64_t step) {
+    const Parameter& p = model.parameters().at("model.layers.0.mlp.down_proj.weight");
+    if (step == from) {
+      *saved = model.parameters().read_value(p);
+      std::vector<float> bad = *saved;
+      bad[3] = std::numeric_limits<float>::quiet_NaN();
+      model.parameters().write_value(p, bad.data());
+    }
+    if (step == to) model.parameters().write_value(p, saved->data());
+  }};
+}
+
+TEST(Skipping, ABadStepIsRecordedAndChangesNothing) {
+  const Folder tmp;
+  train(small_run(tmp, "a") + Words{"train.log_every=1"}, poison(3, 5));
+  std::vector<std::int64_t> skipped, logged;
+  for (const auto& line : metrics_of(tmp.path / "a")) {
+    if (line.contains("event")) {
+      EXPECT_EQ(line["event"], "skipped_step");
+      EXPECT_EQ(line["reason"], "the loss is nan");
+      skipped.push_back(line["step"]);
+    }
+    if (line.contains("loss")) logged.push_back(line["step"]);
+  }
+  EXPECT_EQ(skipped, (std::vector<std::int64_t>{3, 4}));
+  EXPECT_EQ(logged, (std::vector<std::int64_t>{1, 2, 5, 6, 7, 8, 9, 10, 11, 12}));
+  const Json state = Json::parse(read_text(tmp.path / "a" / "checkpoint-12" / "trainer_state.json"));
+  EXPECT_EQ(state["bhyt"]["progress"]["updates"], 10);
+  EXPECT_EQ(state["bhyt"]["progress"]["skipped_in_row"], 0);
+  EXPECT_FALSE(fs::exists(tmp.path / "a" / "checkpoint-4"));  // not while in doubt
+  EXPECT_TRUE(fs::exists(tmp.path / "a" / "checkpoint-8"));
+}
+
+TEST(Skipping, TooManyInARowStopTheRun) {
+  const Folder tmp;
+  const Words a = small_run(tmp, "a") + Words{"train.max_skipped=3"};
+  const std::string message = error_of(a, poison(6, 100));
+  says(message, "stopped at step 8: 3 steps in a row were skipped, the loss is nan");
+  EXPECT_EQ(verify_checkpoint(tmp.path / "a" / "checkpoint-4"), "");
+  EXPECT_FALSE(fs::exists(tmp.path / "a" / "checkpoint-8"));
+  EXPECT_EQ(train(a + Words{"resume=auto"}).step, 12);  // the last good one is good
+  train(small_run(tmp, "b") + Words{"train.max_skipped=3"});
+  expect_same_runs(tmp.path / "a", tmp.path / "b");
+}
+
+TEST(Data, TokenizerVocabularyAndFilesMustAgree) {
+  const Folder tmp;
+  const Words a = small_run(tmp, "a");
+  says(error_of(a + Words{"data.train=null"}), "data.train must name what to train on");
+  says(error_of(a + Words{"data.train=" + tmp / "none*.tok"}), "none*.tok");
+  says(error_of(a + Words{"model.vocab=60"}), "model.vocab must be at least 61, the vocabulary of the token files, got 60");
+  says(error_of(a + Words{"data.tokenizer=bytes", "model.vocab=256"}), "model.vocab must be at least 257, the tokenizer's, got 256");
+  write_language(tmp / "foreign.tok", 3000, 3, {.vocab = kVocab, .end_of_text = 0, .fingerprint = 77, .kind = "bpe"});
+  says(error_of(a + Words{"data.tokenizer=bytes", "data.train=" + tmp / "foreign.tok"}),
+       "foreign.tok was packed with another tokenizer (bpe, ");
+  EXPECT_FALSE(fs::exists(tmp.path / "a" / "metrics.jsonl"));
+
+  log::set_quiet(true);
+  EXPECT_EQ(Trainer(config_of(a), {}).config().model.config.vocab, kVocab);
+  fs::remove_all(tmp.path / "a");
+  const Trainer larger(config_of(a + Words{"model.vocab=100"}), {});
+  EXPECT_EQ(larger.config().model.config.vocab, 100);
+}
+
+TEST(Data, TextsArePackedOnce) {
+  const Folder tmp;
+  setenv("BHYT_CACHE", (tmp / "cache").c_str(), 1);
+  std::string text;
+  for (int i = 0; i < 800; ++i) text += fmt::format("line {} of a text that repeats itself\n", i % 37);
+  write_synced(tmp / "a.txt", text);
+  write_synced(tmp / "b.txt", text);
+  const Words words = small_run(tmp, "a") + Words{"data.train=" + tmp / "*.txt", "data.valid=" + tmp / "a.txt", "train.steps=2"};
+  train(words);
+  EXPECT_EQ(files_in(tmp.path / "cache").size(), 2u);
+  const Json resolved = read_yaml(tmp / "a" + "/resolved.yaml");
+  EXPECT_EQ(resolved["data"]["train"], Json::array({tmp / "a.txt", tmp / "b.txt"}));
+  EXPECT_EQ(resolved["data"]["tokenizer"], "bytes");
+  EXPECT_EQ(resolved["model"]["vocab"], 257);
+  EXPECT_TRUE(fs::exists(tmp.path / "a" / "checkpoint-2" / "tokenizer.json"));
+  const auto before = fs::last_write_time(tmp.path / "cache" / files_in(tmp.path / "cache")[0]);
+  train(words + Words{"run.dir=" + tmp / "b"});
+  EXPECT_EQ(files_in(tmp.path / "cache").size(), 2u);
+  EXPECT_EQ(fs::last_write_time(tmp.path / "cache" / files_in(tmp.path / "cache")[0]), before);
+  expect_same_runs(tmp.path / "a", tmp.path / "b");
+  unsetenv("BHYT_CACHE");
+}
+
+TEST(Data, MixturesTrain) {
+  const Folder tmp;
+  const Words a = small_run(tmp, "a");
+  write_language(tmp / "other.tok", 4000, 5);
+  EXPECT_EQ(
+      train(a + Words{"data.train=[{path: " + tmp / "train.tok" + ", weight: 0.75}, {path: " + tmp / "other.tok" + ", weight: 0.25}]"})
+          .step,
+      12);
+}
+
+TEST(Init, StartsFromACheckpoint) {
+  const Folder tmp;
+  const Outcome first = train(small_run(tmp, "a") + Words{"norm.gain=unit"});
+  const std::string checkpoint = tmp / "a" + "/checkpoint-12";
+  Words b = {"model.init=" + checkpoint,
+             "data.seq_len=16",
+             "train.batch=6",
+             "train.steps=1",
+             "train.lr=1e-9",
+             "train.eval_batches=0",
+             "threads=1",
+             "data.train=" + tmp / "train.tok",
+             "data.valid=" + tmp / "valid.tok",
+             "run.dir=" + tmp / "b"};
+  log::set_quiet(true);
+  {
+    Trainer trainer(config_of(b), {});
+    EXPECT_EQ(trainer.config().model.config.norm.seq_len, 32);  // the checkpoint's, not data.seq_len
+    EXPECT_EQ(trainer.config().model.config.norm.gain, Gain::unit);
+    EXPECT_EQ(trainer.config().model.config.d, 32);
+    EXPECT_LT(*trainer.run().valid_loss, *first.valid_loss + 0.3);
+  }
+  EXPECT_EQ(Trainer(config_of(b + Words{"norm.seq_len=16", "run.dir=" + tmp / "c"}), {}).config().model.config.norm.seq_len, 16);
+  says(error_of(b + Words{"model.preset=tiny"}), "model.preset and model.init");
+  says(error_of(b + Words{"model.layers=3", "run.dir=" + tmp / "d"}), "model.layers.2.");
+}
+
+TEST(Trainer, WhatIsWrongIsSaidBeforeAnythingIsWritten) {
+  const Folder tmp;
+  const Words a = small_run(tmp, "a");
+  says(error_of(a + Words{"model.heads=3", "model.head_dim=8"}), "model.heads");
+  says(error_of(a + Words{"norm.exact_layers=[5]"}), "exact_layers");
+  says(error_of(a + Words{"device=gpu"}), "run.device must be auto, cpu, cuda or cuda:N, got gpu");
+  EXPECT_FALSE(fs::exists(tmp.path / "a"));
+  write_synced(tmp / "file", "x");
+  says(error_of(a + Words{"run.dir=" + tmp / "file" + "/run"}), "could not make the run directory");
+}
+
+}  // namespace
+}  // namespace bhyt::train
