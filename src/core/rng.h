@@ -31,8 +31,8 @@ BHYT_BOTH Philox philox(std::uint64_t seed, std::uint64_t stream, std::uint64_t 
   return {{c0, c1, c2, c3}};
 }
 
-// Uniform in (0, 1): 24 random bits in the middle of their cells.
-BHYT_BOTH float uniform01(std::uint32_t u) { return (static_cast<float>(u >> 8) + 0.5f) * (1.0f / 16777216.0f); }
+// Uniform in (0, 1): 23 random bits in the middle of their cells (24 would round the last one up to 1).
+BHYT_BOTH float uniform01(std::uint32_t u) { return (static_cast<float>(u >> 9) + 0.5f) * (1.0f / 8388608.0f); }
 
 // 53 random bits in [0, 1).
 BHYT_BOTH double uniform53(std::uint32_t hi, std::uint32_t lo) {

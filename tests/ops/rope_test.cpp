@@ -26,15 +26,22 @@ Case rope_case(const RopeSize& s) {
                        .positions = s.positions ? c["positions"] : Tensor{},
                        .inverse = inverse};
   };
+  const auto angle = [=](double position, std::int64_t j) {
+    return position * std::pow(10000.0, -2.0 * static_cast<double>(j) / static_cast<double>(s.d));
+  };
+  const auto table = [=](Rng&, std::int64_t i) {
+    const double a = angle(static_cast<double>(i / s.d), i % s.d % (s.d / 2));
+    return i % s.d < s.d / 2 ? std::cos(a) : std::sin(a);
+  };
   const auto turn = [=](Context& c, const Tensor& from, const Tensor& to, bool inverse) {
     copy(from, to);
-    const Tensor& table = c.scratch("table", DType::f32, {reach, s.d});
-    copy(rope_table(reach, s.d, 10000, {}, c.device()), table);
-    rope(to, table, options(c, inverse));
+    rope(to, c["table"], options(c, inverse));
   };
   return {
       .name = fmt::format("{} rows, {} heads of {}, seq {} from {}{}", s.n, s.heads, s.d, s.seq, s.start, s.positions ? ", positions" : ""),
-      .inputs = {{"x", {s.n, cols}}, {"positions", {s.n}, Role::integer, Fill::integers, 1000}},
+      .inputs = {{"x", {s.n, cols}},
+                 {"positions", {s.n}, Role::integer, Fill::integers, 1000},
+                 {.name = "table", .shape = {reach, s.d}, .role = Role::constant32, .make = table}},
       .outputs = {{"y", {s.n, cols}}},
       .reference =
           [=](Arrays& a, Round) {
@@ -45,10 +52,10 @@ Case rope_case(const RopeSize& s) {
               for (std::int64_t j = 0; j < s.heads * s.d / 2; ++j) {
                 const std::int64_t half = s.d / 2, k = j % half;
                 const double at = s.positions ? a["positions"][static_cast<std::size_t>(i)] : static_cast<double>(s.start + i % s.seq);
-                const double angle = at * std::pow(10000.0, -2.0 * static_cast<double>(k) / static_cast<double>(s.d));
+                const double by = angle(at, k);
                 const auto lower = static_cast<std::size_t>(i * cols + j / half * s.d + k), upper = lower + static_cast<std::size_t>(half);
-                y[lower] = x[lower] * std::cos(angle) - x[upper] * std::sin(angle);
-                y[upper] = x[upper] * std::cos(angle) + x[lower] * std::sin(angle);
+                y[lower] = x[lower] * std::cos(by) - x[upper] * std::sin(by);
+                y[upper] = x[upper] * std::cos(by) + x[lower] * std::sin(by);
               }
           },
       .forward = [=](Context& c) { turn(c, c["x"], c["y"], false); },
@@ -67,6 +74,16 @@ std::vector<Case> benchmarks() {
 }
 
 OP_CASES(Rope, tests, benchmarks)
+
+TEST(Rope, TableHoldsCosinesAndSines) {
+  const OwnedTensor table = rope_table(3000, 6, 10000, {}, Device::cpu());
+  for (const std::int64_t p : {0, 1, 63, 64, 2999})
+    for (std::int64_t j = 0; j < 3; ++j) {
+      const double angle = static_cast<double>(p) * std::pow(10000.0, -2.0 * static_cast<double>(j) / 6.0);
+      EXPECT_EQ(table.t.as<float>()[p * 6 + j], static_cast<float>(std::cos(angle)));
+      EXPECT_EQ(table.t.as<float>()[p * 6 + 3 + j], static_cast<float>(std::sin(angle)));
+    }
+}
 
 TEST(Rope, Llama3ScalingStretchesTheLongWavelengths) {
   // The inverse frequencies that transformers computes for Llama-3.2 (θ 500,000, D 64).

@@ -1,0 +1,89 @@
+#include "core/tensor.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <vector>
+
+#include "core/error.h"
+#include "core/memory.h"
+
+namespace bhyt {
+namespace {
+
+TEST(Tensor, ShapesAndSizes) {
+  float data[24];
+  const Tensor t(data, DType::f32, Device::cpu(), {2, 3, 4});
+  EXPECT_EQ(t.rank, 3);
+  EXPECT_EQ(t.rows(), 6);
+  EXPECT_EQ(t.cols(), 4);
+  EXPECT_EQ(t.size(), 24);
+  EXPECT_EQ(t.bytes(), 96u);
+  EXPECT_TRUE(t.contiguous());
+  EXPECT_EQ(shape_string(t), "[2, 3, 4]");
+  EXPECT_EQ(shape_string(t.reshape({24})), "[24]");
+  EXPECT_FALSE(Tensor());
+  EXPECT_EQ(Tensor(data, DType::bf16, Device::cpu(), {0, 5}).bytes(), 0u);
+  EXPECT_EQ(Tensor(data, DType::f32, Device::cpu(), {}).size(), 1);
+}
+
+TEST(Tensor, SlicesShareMemory) {
+  std::vector<float> v(20);
+  std::iota(v.begin(), v.end(), 0.0f);
+  const Tensor t(v.data(), DType::f32, Device::cpu(), {4, 5});
+  const Tensor rows = t.row_slice(1, 2), cols = t.col_slice(3, 2), both = rows.col_slice(1, 3);
+  EXPECT_EQ(rows.as<float>()[0], 5);
+  EXPECT_TRUE(rows.contiguous());
+  EXPECT_EQ(shape_string(cols), "[4, 2]");
+  EXPECT_FALSE(cols.contiguous());
+  EXPECT_EQ(cols.as<float>()[cols.ld], 8);
+  EXPECT_EQ(both.as<float>()[both.ld + 2], 13);
+}
+
+TEST(Tensor, CopiesAndClearing) {
+  OwnedTensor a(Device::cpu(), DType::f32, {3, 4}), b(Device::cpu(), DType::f32, {12});
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(a.t.data) % 256, 0u);
+  std::iota(a.t.as<float>(), a.t.as<float>() + 12, 1.0f);
+  copy(a, b);
+  EXPECT_EQ(b.t.as<float>()[11], 12);
+  copy_rows(a.t.col_slice(0, 2), a.t.col_slice(2, 2));
+  EXPECT_EQ(a.t.as<float>()[11], 10);
+  zero(a);
+  EXPECT_EQ(a.t.as<float>()[11], 0);
+  EXPECT_THROW(copy(a, OwnedTensor(Device::cpu(), DType::f32, {11})), Error);
+  EXPECT_THROW(copy(a, OwnedTensor(Device::cpu(), DType::bf16, {12})), Error);
+  EXPECT_THROW(copy(a.t.col_slice(0, 2), b), Error);
+}
+
+TEST(Tensor, OwnersMove) {
+  OwnedTensor a(Device::cpu(), DType::f32, {4});
+  void* const memory = a.t.data;
+  const OwnedTensor b = std::move(a);
+  EXPECT_EQ(b.t.data, memory);
+  const Buffer empty(Device::cpu(), 0);
+  EXPECT_EQ(empty.data(), nullptr);
+}
+
+TEST(Device, NamesAndAbsentGpus) {
+  EXPECT_EQ(name_of(Device::cpu()), "cpu");
+  EXPECT_EQ(name_of(Device::cuda(3)), "cuda:3");
+  EXPECT_EQ(parse_device("cpu"), Device::cpu());
+  EXPECT_THROW(parse_device("gpu"), UsageError);
+  EXPECT_THROW(parse_device("cuda:x"), UsageError);
+  EXPECT_THROW(parse_device("cuda:99"), UsageError);
+  if (!cuda::built()) {
+    EXPECT_EQ(parse_device("auto"), Device::cpu());
+    EXPECT_THROW(OwnedTensor(Device::cuda(0), DType::f32, {1}), Error);
+  }
+}
+
+TEST(DType, NamesAndSizes) {
+  EXPECT_EQ(size_of(DType::bf16), 2u);
+  EXPECT_EQ(size_of(DType::i64), 8u);
+  EXPECT_STREQ(name_of(DType::bf16), "bf16");
+  EXPECT_EQ(parse_float_type("fp32"), DType::f32);
+  EXPECT_THROW(parse_float_type("fp16"), UsageError);
+}
+
+}  // namespace
+}  // namespace bhyt
