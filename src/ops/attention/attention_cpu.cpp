@@ -98,7 +98,7 @@ void for_chunks(std::int64_t groups, std::int64_t queries, F&& f) {
 // Few queries: keys and values are read once, in their own type, where they lie.
 template <class T>
 void decode(const Group<T>& s) {
-  const std::int64_t total = s.past + s.queries, n = s.heads * s.queries, room = round_up(total, 4);
+  const std::int64_t total = s.past + s.queries, n = s.heads * s.queries, room = round_up(total, kCols);
   struct Room;
   float* const q = scratch<Room>(n * (2 * s.d + room + 1));
   float* const o = q + n * s.d;
@@ -118,8 +118,8 @@ void decode(const Group<T>& s) {
   }
   for (std::int64_t i = 0; i < n; ++i) {
     const std::int64_t seen = s.past + i / s.heads + 1;
-    inverse[i] = 1.0f / softmax_row(p + i * room, seen);
-    std::fill(p + i * room + seen, p + (i + 1) * room, 0.0f);
+    std::fill(p + i * room + seen, p + (i + 1) * room, -std::numeric_limits<float>::infinity());
+    inverse[i] = 1.0f / softmax_row(p + i * room, room);
   }
   for (std::int64_t key = 0; key < total; key += 4) {
     rows_of(s.v, s.ldv, key, rows);

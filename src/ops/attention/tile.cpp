@@ -4,7 +4,6 @@
 #include <cstring>
 #include <limits>
 
-#include "core/math.h"
 #include "core/parallel.h"
 
 namespace bhyt::cpu {
@@ -29,6 +28,41 @@ inline __attribute__((always_inline)) void sums(float (&acc)[kRows][kCols], std:
 inline __attribute__((always_inline)) void hide(float* row, const Block& block, std::int64_t r) {
   std::fill(row, row + std::min(block.lo[r], block.n), -kInfinity);
   std::fill(row + std::clamp<std::int64_t>(block.hi[r], 0, block.n), row + block.n, -kInfinity);
+}
+
+// The form that is one instruction in a vectorised loop; which of the two a NaN yields does not matter here.
+inline __attribute__((always_inline)) float larger(float a, float b) {
+#if defined(__aarch64__)
+  return __builtin_fmaxf(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+// Sixteen running values instead of one: GCC does not vectorise a maximum otherwise.
+inline __attribute__((always_inline)) float largest(const float* row, std::int64_t n) {
+  float top[kCols];
+  for (float& t : top) t = -kInfinity;
+  for (std::int64_t j = 0; j < n; j += kCols)
+#pragma omp simd
+    for (std::int64_t i = 0; i < kCols; ++i) top[i] = larger(row[j + i], top[i]);
+  for (std::int64_t i = 0; i < 8; ++i) top[i] = larger(top[i], top[i + 8]);
+  for (std::int64_t i = 0; i < 4; ++i) top[i] = larger(top[i], top[i + 4]);
+  return larger(larger(top[0], top[1]), larger(top[2], top[3]));
+}
+
+// Turns the row into exp(row − shift) and returns its sum.
+inline __attribute__((always_inline)) float exponentials(float* row, std::int64_t n, float shift) {
+  float total[kCols] = {};
+  for (std::int64_t j = 0; j < n; j += kCols)
+#pragma omp simd
+    for (std::int64_t i = 0; i < kCols; ++i) {
+      row[j + i] = exp_score(row[j + i] - shift);
+      total[i] += row[j + i];
+    }
+  for (std::int64_t i = 0; i < 8; ++i) total[i] += total[i + 8];
+  for (std::int64_t i = 0; i < 4; ++i) total[i] += total[i + 4];
+  return (total[0] + total[1]) + (total[2] + total[3]);
 }
 
 template <class T>
@@ -122,24 +156,17 @@ Block visible_block(const std::int32_t* first, std::int64_t t, std::int64_t end,
 }
 
 BHYT_CLONES void softmax_step(float* s, const Block& block, float* max, float* sum, float* keep) {
+  float shift[kRows];
   for (std::int64_t r = 0; r < kRows; ++r) {
     float* const row = s + r * kTile;
     if (block.masked) hide(row, block, r);
-    float top = max[r];
-#pragma omp simd reduction(max : top)
-    for (std::int64_t j = 0; j < block.n; ++j) top = std::max(top, row[j]);
+    const float top = larger(max[r], largest(row, block.n));
     // A row that has seen nothing yet has -inf as its largest score, which must not be subtracted from itself.
-    const float shift = top == -kInfinity ? 0.0f : top;
-    float total = 0;
-#pragma omp simd reduction(+ : total)
-    for (std::int64_t j = 0; j < block.n; ++j) {
-      row[j] = fast_exp(row[j] - shift);
-      total += row[j];
-    }
-    keep[r] = fast_exp(max[r] - shift);
-    sum[r] = sum[r] * keep[r] + total;
+    shift[r] = top == -kInfinity ? 0.0f : top;
+    keep[r] = exp_score(max[r] - shift[r]);
     max[r] = top;
   }
+  for (std::int64_t r = 0; r < kRows; ++r) sum[r] = sum[r] * keep[r] + exponentials(s + r * kTile, block.n, shift[r]);
 }
 
 BHYT_CLONES void softmax_gradient(float* s, float* dp, const Block& block, const float* lse, const float* delta) {
@@ -150,23 +177,13 @@ BHYT_CLONES void softmax_gradient(float* s, float* dp, const Block& block, const
     const float shift = lse[r], mean = delta[r];
 #pragma omp simd
     for (std::int64_t j = 0; j < block.n; ++j) {
-      row[j] = fast_exp(row[j] - shift);
+      row[j] = exp_score(row[j] - shift);
       drow[j] = row[j] * (drow[j] - mean);
     }
   }
 }
 
-BHYT_CLONES float softmax_row(float* s, std::int64_t n) {
-  float top = s[0], total = 0;
-#pragma omp simd reduction(max : top)
-  for (std::int64_t j = 0; j < n; ++j) top = std::max(top, s[j]);
-#pragma omp simd reduction(+ : total)
-  for (std::int64_t j = 0; j < n; ++j) {
-    s[j] = fast_exp(s[j] - top);
-    total += s[j];
-  }
-  return total;
-}
+BHYT_CLONES float softmax_row(float* s, std::int64_t n) { return exponentials(s, n, largest(s, n)); }
 
 BHYT_CLONES void add4(float* o, const float* p, const float* const* rows, std::int64_t d) { add_rows(o, p, rows, d); }
 BHYT_CLONES void add4(float* o, const float* p, const bf16* const* rows, std::int64_t d) { add_rows(o, p, rows, d); }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "core/dtype.h"
 
@@ -38,6 +39,25 @@ void transpose_tile(const float* in, std::int64_t width, std::int64_t d, float* 
 template <class T>
 void store_rows(const float* in, std::int64_t width, const float* scale, T* out, std::int64_t ld, std::int64_t n, std::int64_t d);
 
+// e^x for a score minus the largest one, at half the instructions of fast_exp: within 3e-7 of the value where x is in [-87, 1],
+// 0 below that, NaN for NaN.
+BHYT_BOTH float exp_score(float x) {
+  const float magic = 12582912.0f;
+  const float shifted = x * 1.44269504f + magic;  // its low bits are n = round(x / ln 2) as an integer; e^x = 2^n · e^r
+  const float n = shifted - magic;
+  const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f, r2 = r * r;
+  const float q = (0.49999994f + 0.166665196f * r) + r2 * ((0.0416683927f + 0.00836878084f * r) + r2 * 0.00138144672f);
+  std::uint32_t u, power_bits;
+  memcpy(&u, &x, 4);
+  memcpy(&power_bits, &shifted, 4);
+  power_bits = (power_bits + 127u) << 23;
+  float power;
+  memcpy(&power, &power_bits, 4);
+  const float y = ((1.0f + r) + r2 * q) * power;
+  // x < -87, as integers: GCC makes a float comparison that has to mind NaN six instructions on NEON.
+  return u - 0xC2AE0001u <= 0xFF800000u - 0xC2AE0001u ? 0.0f : y;
+}
+
 // What kRows rows of a score tile see of it.
 struct Block {
   std::int64_t n = 0;                 // columns to compute, a multiple of kCols; 0: none is visible
@@ -56,7 +76,7 @@ void softmax_step(float* s, const Block& block, float* max, float* sum, float* k
 // s becomes p = exp(s − lse), dp becomes p·(dp − delta).
 void softmax_gradient(float* s, float* dp, const Block& block, const float* lse, const float* delta);
 
-// In place over a row of n scores, not normalized: returns the sum.
+// In place over a row of n scores (a multiple of kCols), not normalized: returns the sum.
 float softmax_row(float* s, std::int64_t n);
 
 // o [d] += Σ p[i]·rows[i], four rows.

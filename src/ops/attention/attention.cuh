@@ -1,0 +1,18 @@
+// The ways to compute attention on the GPU; attention.cu picks.
+#pragma once
+
+#include "ops/attention/attention.h"
+
+namespace bhyt::cuda {
+
+// Plain kernels, for everything.
+void attention_any(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& shape);
+void attention_any_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
+                            const Tensor& dqkv, const AttentionShape& shape);
+
+// cuDNN, where it is built in and takes the shape: bf16, causal, no document mask. False: nothing was done.
+bool attention_cudnn(const Tensor& qkv, const Tensor& out, const Tensor& lse, const AttentionShape& shape);
+bool attention_cudnn_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& dout, const Tensor& dqkv,
+                              const AttentionShape& shape);
+
+}  // namespace bhyt::cuda

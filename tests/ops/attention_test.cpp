@@ -1,0 +1,197 @@
+#include "ops/attention/attention.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
+
+#include "core/error.h"
+#include "ops/attention/tile.h"
+#include "tests/ops/case.h"
+
+namespace bhyt::testing {
+namespace {
+
+std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+// The whole softmax of every row, in double.
+void reference_attention(const AttentionShape& s, const std::vector<double>& qkv, const double* first, std::vector<double>& out,
+                         std::vector<double>& lse) {
+  const std::int64_t d = s.head_dim, group = s.heads / s.kv_heads, ld = (s.heads + 2 * s.kv_heads) * d;
+  std::vector<double> p(index(s.seq));
+  for (std::int64_t b = 0; b < s.batch; ++b)
+    for (std::int64_t h = 0; h < s.heads; ++h)
+      for (std::int64_t t = 0; t < s.seq; ++t) {
+        const std::int64_t row = b * s.seq + t, from = first ? static_cast<std::int64_t>(first[row]) : 0;
+        const double* q = &qkv[index(row * ld + h * d)];
+        const double* k = &qkv[index(b * s.seq * ld + (s.heads + h / group) * d)];
+        const double* v = k + s.kv_heads * d;
+        double top = -std::numeric_limits<double>::infinity(), sum = 0;
+        for (std::int64_t j = from; j <= t; ++j) {
+          double dot = 0;
+          for (std::int64_t i = 0; i < d; ++i) dot += q[i] * k[j * ld + i];
+          p[index(j)] = dot / std::sqrt(static_cast<double>(d));
+          top = std::max(top, p[index(j)]);
+        }
+        for (std::int64_t j = from; j <= t; ++j) sum += p[index(j)] = std::exp(p[index(j)] - top);
+        double* o = &out[index((row * s.heads + h) * d)];
+        std::fill(o, o + d, 0.0);
+        for (std::int64_t j = from; j <= t; ++j)
+          for (std::int64_t i = 0; i < d; ++i) o[i] += p[index(j)] / sum * v[j * ld + i];
+        lse[index((b * s.heads + h) * s.seq + t)] = top + std::log(sum);
+      }
+}
+
+enum class Mask { causal, documents };
+
+Case attention_case(const AttentionShape& s, Mask mask = Mask::causal, double scale = 1) {
+  const std::int64_t n = s.batch * s.seq;
+  const bool documents = mask == Mask::documents;
+  // Documents of 1 to 40 tokens, and one of 90 that spans tiles; another cut in every sequence.
+  const auto first = [s](Rng&, std::int64_t i) {
+    std::int64_t t = i % s.seq, begin = 0, next = 0, k = i / s.seq;
+    for (; next <= t; ++k) begin = next, next += k % 5 == 3 ? 90 : 1 + k * 17 % 40;
+    return static_cast<double>(begin);
+  };
+  return {
+      .name = fmt::format("B{} T{} H{} K{} D{}{} scale {}", s.batch, s.seq, s.heads, s.kv_heads, s.head_dim, documents ? " documents" : "",
+                          scale),
+      .inputs = {{"qkv", {n, (s.heads + 2 * s.kv_heads) * s.head_dim}, Role::activation, Fill::normal, scale},
+                 {"first", {s.batch, s.seq}, Role::integer, Fill::integers, 1, 0, first}},
+      .outputs = {{"out", {n, s.heads * s.head_dim}}, {"lse", {s.batch, s.heads, s.seq}, Output::Type::fp32, false}},
+      .reference = [=](Arrays& a, Round) { reference_attention(s, a["qkv"], documents ? a["first"].data() : nullptr, a["out"], a["lse"]); },
+      .forward = [=](Context& c) { attention(c["qkv"], c["out"], c["lse"], documents ? c["first"] : Tensor{}, s); },
+      .backward =
+          [=](Context& c) {
+            attention_backward(c["qkv"], c["out"], c["lse"], documents ? c["first"] : Tensor{}, c.grad("out"), c.grad("qkv"), s);
+          },
+      .flops = 2.0 * static_cast<double>(n * (s.seq + 1) * s.heads * s.head_dim),
+      .backward_flops = 5.0 * static_cast<double>(n * (s.seq + 1) * s.heads * s.head_dim)};
+}
+
+std::vector<Case> tests() {
+  std::vector<Case> cases;
+  for (const std::int64_t t : {1, 2, 31, 32, 33, 63, 64, 65, 130, 257})
+    cases.push_back(attention_case({.batch = 1, .seq = t, .heads = 2, .kv_heads = 1, .head_dim = 8}));
+  for (const std::int64_t d : {1, 3, 16, 17, 32, 64, 128})
+    cases.push_back(attention_case({.batch = 1, .seq = 67, .heads = 1, .kv_heads = 1, .head_dim = d}));
+  cases.push_back(attention_case({.batch = 2, .seq = 37, .heads = 6, .kv_heads = 1, .head_dim = 5}));
+  cases.push_back(attention_case({.batch = 2, .seq = 70, .heads = 3, .kv_heads = 3, .head_dim = 12}));
+  cases.push_back(attention_case({.batch = 2, .seq = 131, .heads = 4, .kv_heads = 2, .head_dim = 6}));
+  cases.push_back(attention_case({.batch = 2, .seq = 257, .heads = 2, .kv_heads = 1, .head_dim = 4}, Mask::documents));
+  cases.push_back(attention_case({.batch = 3, .seq = 41, .heads = 2, .kv_heads = 2, .head_dim = 9}, Mask::documents));
+  // Scores near ±1000: the softmax must neither overflow nor lose the row. Differences of so steep a function need small steps.
+  Case steep = attention_case({.batch = 1, .seq = 97, .heads = 2, .kv_heads = 1, .head_dim = 16}, Mask::causal, 16);
+  steep.ulps = 4096;
+  steep.grad_ulps = 16384;
+  steep.bf16_grad_ulps = 8;
+  steep.step = 1e-7;
+  cases.push_back(steep);
+  return cases;
+}
+
+std::vector<Case> benchmarks() {
+  return {attention_case({.batch = 8, .seq = 256, .heads = 8, .kv_heads = 4, .head_dim = 64}),
+          attention_case({.batch = 1, .seq = 1024, .heads = 8, .kv_heads = 4, .head_dim = 64}),
+          attention_case({.batch = 1, .seq = 2048, .heads = 4, .kv_heads = 4, .head_dim = 128}),
+          attention_case({.batch = 8, .seq = 256, .heads = 8, .kv_heads = 8, .head_dim = 32}, Mask::documents)};
+}
+
+OP_CASES(Attention, tests, benchmarks)
+
+TEST(Attention, ExponentialOfScores) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  double worst = 0;
+  for (float x = 1.0f; x >= -87.0f; x -= 0.00037f)
+    worst = std::max(worst, std::fabs(cpu::exp_score(x) / std::exp(static_cast<double>(x)) - 1));
+  EXPECT_LE(worst, 3e-7);
+  EXPECT_EQ(cpu::exp_score(0.0f), 1.0f);
+  for (const float x : {-87.1f, -104.0f, -1e10f, -3e38f, -kInf}) EXPECT_EQ(cpu::exp_score(x), 0.0f) << x;
+  for (const float sign : {1.0f, -1.0f})
+    EXPECT_TRUE(std::isnan(cpu::exp_score(std::copysign(std::numeric_limits<float>::quiet_NaN(), sign))));
+}
+
+OwnedTensor random_tensor(DType type, const Shape& shape, std::uint64_t seed, double scale = 1) {
+  std::int64_t n = 1;
+  for (const auto d : shape) n *= d;
+  Rng rng(seed);
+  std::vector<double> v(index(n));
+  for (double& x : v) x = scale * rng.normal();
+  return make_tensor(Device::cpu(), type, shape, v);
+}
+
+// Decoding token by token, or in chunks, gives the rows of the prefill.
+TEST(Attention, CachedEqualsWhole) {
+  const AttentionShape s{.batch = 1, .seq = 150, .heads = 6, .kv_heads = 2, .head_dim = 20};
+  const std::int64_t q = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
+  for (const DType type : {DType::f32, DType::bf16}) {
+    const OwnedTensor qkv = random_tensor(type, {s.seq, q + 2 * kv}, 5), whole = random_tensor(type, {s.seq, q}, 6);
+    attention(qkv, whole, {}, {}, s);
+    const auto expected = to_doubles(whole);
+    for (const std::int64_t n : {1, 2, 7, 8, 50, 75, 150}) {
+      const OwnedTensor out = random_tensor(type, {s.seq, q}, 7);
+      for (std::int64_t past = 0; past < s.seq; past += n) {
+        const std::int64_t now = std::min(n, s.seq - past);
+        attention_cached(qkv.t.col_slice(0, q).row_slice(past, now), qkv.t.col_slice(q, kv).row_slice(0, past + now),
+                         qkv.t.col_slice(q + kv, kv).row_slice(0, past + now), out.t.row_slice(past, now), past, s);
+      }
+      const auto got = to_doubles(out);
+      for (std::size_t i = 0; i < got.size(); ++i)
+        ASSERT_NEAR(got[i], expected[i], type == DType::f32 ? 2e-6 : 0x1p-8 * std::max(1.0, std::fabs(expected[i])))
+            << n << " at a time, element " << i;
+    }
+  }
+}
+
+// A document mask is the same as separate sequences, bit for bit when the cut falls between tiles.
+TEST(Attention, DocumentsAreSeparateSequences) {
+  const AttentionShape s{.batch = 1, .seq = 128, .heads = 2, .kv_heads = 1, .head_dim = 16};
+  const OwnedTensor qkv = random_tensor(DType::f32, {128, 64}, 8), out = random_tensor(DType::f32, {128, 32}, 9),
+                    apart = random_tensor(DType::f32, {128, 32}, 10);
+  std::vector<double> starts(128, 0.0);
+  std::fill(starts.begin() + 64, starts.end(), 64.0);
+  attention(qkv, out, {}, make_tensor(Device::cpu(), DType::i32, {1, 128}, starts), s);
+  attention(qkv, apart, {}, {}, {.batch = 2, .seq = 64, .heads = 2, .kv_heads = 1, .head_dim = 16});
+  EXPECT_EQ(to_doubles(out), to_doubles(apart));
+}
+
+// What comes later must not reach back; a NaN must reach everything that sees it.
+TEST(Attention, SeesThePastAlone) {
+  const AttentionShape s{.batch = 1, .seq = 100, .heads = 2, .kv_heads = 1, .head_dim = 16};
+  const OwnedTensor qkv = random_tensor(DType::f32, {100, 64}, 12), out = random_tensor(DType::f32, {100, 32}, 13);
+  const auto with = [&](float value) {
+    std::fill_n(qkv.t.as<float>() + 70 * 64, 64, value);
+    attention(qkv, out, {}, {}, s);
+    return to_doubles(out);
+  };
+  const auto small = with(0.5f), large = with(1e15f), nan = with(std::numeric_limits<float>::quiet_NaN());
+  for (std::size_t i = 0; i < small.size(); ++i) {
+    if (i < 70 * 32)
+      ASSERT_EQ(small[i], large[i]) << i;
+    else
+      ASSERT_TRUE(std::isnan(nan[i])) << i;
+  }
+}
+
+TEST(Attention, TakesNothing) {
+  const OwnedTensor qkv = make_tensor(Device::cpu(), DType::f32, {0, 64}), out = make_tensor(Device::cpu(), DType::f32, {0, 32});
+  const OwnedTensor lse = make_tensor(Device::cpu(), DType::f32, {0, 2, 5});
+  const AttentionShape s{.batch = 0, .seq = 5, .heads = 2, .kv_heads = 1, .head_dim = 16};
+  attention(qkv, out, {}, {}, s);
+  attention_backward(qkv, out, lse, {}, out, qkv, s);
+}
+
+TEST(Attention, RefusesWhatDoesNotFit) {
+  const AttentionShape s{.batch = 1, .seq = 4, .heads = 2, .kv_heads = 1, .head_dim = 8};
+  const OwnedTensor qkv = random_tensor(DType::f32, {4, 32}, 1), out = random_tensor(DType::f32, {4, 16}, 2);
+  EXPECT_THROW(attention(qkv, qkv, {}, {}, s), Error);
+  EXPECT_THROW(attention(qkv, random_tensor(DType::bf16, {4, 16}, 3), {}, {}, s), Error);
+  EXPECT_THROW(attention(qkv, out, {}, {}, {.batch = 1, .seq = 4, .heads = 3, .kv_heads = 2, .head_dim = 8}), Error);
+  EXPECT_THROW(attention(qkv, out, {}, make_tensor(Device::cpu(), DType::i32, {1, 4}, {0, 2, 0, 0}), s), Error);
+  EXPECT_THROW(attention(qkv, out, {}, make_tensor(Device::cpu(), DType::i32, {1, 4}, {0, 0, -1, 0}), s), Error);
+  EXPECT_THROW(attention_backward(qkv, out, {}, {}, out, qkv, s), Error);
+  EXPECT_THROW(attention_cached(out, out, out, out, 0, s), Error);
+}
+
+}  // namespace
+}  // namespace bhyt::testing
