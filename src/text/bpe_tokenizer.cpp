@@ -29,12 +29,12 @@ class BpeTokenizer final : public Tokenizer {
         splitter_(spec_.pattern, spec_.isolate_digits),
         raw_(spec_.added, false),
         normalized_(spec_.added, true),
-        is_special_(spec_.pieces.size(), false) {
+        added_(spec_.pieces.size(), nullptr) {
     for (int b = 0; b < 256; ++b) byte_ids_[b] = byte_symbol(static_cast<char>(b));
     if (spec_.style == BpeStyle::byte_fallback)
       for (std::size_t id = 0; id < spec_.pieces.size(); ++id)
         if (spec_.kinds[id] == PieceKind::byte) byte_ids_[static_cast<unsigned char>(spec_.pieces[id][0])] = static_cast<TokenId>(id);
-    for (const AddedToken& t : spec_.added) is_special_[static_cast<std::size_t>(t.id)] = t.special;
+    for (const AddedToken& t : spec_.added) added_[static_cast<std::size_t>(t.id)] = &t;
   }
 
   std::string kind() const override { return spec_.style == BpeStyle::byte_level ? "bpe" : "sentencepiece"; }
@@ -79,7 +79,8 @@ class BpeTokenizer final : public Tokenizer {
   std::string piece(TokenId id, bool special) const override {
     const auto i = static_cast<std::size_t>(id);
     check(id >= 0 && i < spec_.pieces.size(), "[tokenizer] expected an id below {}, got {}", spec_.pieces.size(), id);
-    return is_special_[i] && !special ? std::string() : spec_.pieces[i];
+    if (!added_[i]) return spec_.pieces[i];
+    return added_[i]->special && !special ? std::string() : added_[i]->content;
   }
 
   // The space that encoding put after a beginning-of-text token goes with it.
@@ -205,7 +206,7 @@ class BpeTokenizer final : public Tokenizer {
   MergeTable merges_;
   Splitter splitter_;
   AddedMatcher raw_, normalized_;
-  std::vector<bool> is_special_;
+  std::vector<const AddedToken*> added_;  // by id; null for the others
   TokenId byte_ids_[256];
   std::uint32_t owner_ = next_owner();
 };

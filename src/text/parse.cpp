@@ -74,15 +74,20 @@ void read_merges(TokenizerSpec& spec, const Vocabulary& ids, const nlohmann::jso
   }
 }
 
+void set_spelled_piece(TokenizerSpec& spec, TokenId id, const std::string& chars) {
+  if (auto bytes = chars_to_bytes(chars))
+    set_piece(spec, id, std::move(*bytes), PieceKind::text);
+  else
+    set_piece(spec, id, chars, PieceKind::opaque);
+}
+
 void add(TokenizerSpec& spec, const Vocabulary& ids, AddedToken token) {
-  const auto i = static_cast<std::size_t>(token.id);
   const auto in_vocab = ids.find(token.content);
   if (in_vocab != ids.end()) {
     check(in_vocab->second == token.id, "[tokenizer] added token {:?}: expected the id {} that the vocabulary gives it, got {}",
           token.content, in_vocab->second, token.id);
-    // It reads as its text, whatever the alphabet of the vocabulary makes of it.
-    if (spec.kinds[i] == PieceKind::opaque) spec.pieces[i] = token.content;
   } else {
+    const auto i = static_cast<std::size_t>(token.id);
     const bool taken = i < spec.kinds.size() && spec.kinds[i] != PieceKind::absent;
     check(!taken, "[tokenizer] added token {:?}: expected an id of its own, got {}, which is another token's", token.content, token.id);
     set_piece(spec, token.id, token.content, PieceKind::added);
@@ -101,11 +106,7 @@ TokenizerSpec read_vocab_merges(std::string_view vocab_json, std::string_view me
   TokenizerSpec spec;
   const nlohmann::json root = parse_json(vocab_json, "vocab.json");
   const Vocabulary ids = read_vocab(root, "[vocab.json]");
-  for (const auto& [text, id] : ids) {
-    auto raw = chars_to_bytes(text);
-    const PieceKind kind = raw ? PieceKind::text : PieceKind::opaque;
-    set_piece(spec, id, raw ? std::move(*raw) : text, kind);
-  }
+  for (const auto& [text, id] : ids) set_spelled_piece(spec, id, text);
   while (!merges_txt.empty()) {
     const std::size_t end = std::min(merges_txt.find('\n'), merges_txt.size());
     std::string_view line = merges_txt.substr(0, end);

@@ -22,6 +22,8 @@ TokenId read_id(const nlohmann::json& j, const char* where);
 Vocabulary read_vocab(const nlohmann::json& j, const char* where);
 // "a b" or ["a", "b"], the rank being the place in the list.
 void read_merges(TokenizerSpec& spec, const Vocabulary& ids, const nlohmann::json& list);
+// A token as a byte-level vocabulary spells it.
+void set_spelled_piece(TokenizerSpec& spec, TokenId id, const std::string& chars);
 // Puts an added token in, unless its text or id already belongs to another.
 void add(TokenizerSpec& spec, const Vocabulary& ids, AddedToken token);
 // The byte that "<0x0A>" stands for, or -1.

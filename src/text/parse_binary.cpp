@@ -131,8 +131,8 @@ TokenizerSpec read_llama2c(std::string_view file) {
     check(seen.insert(text).second, "[llama2.c] piece {}: expected a piece not seen before, got {:?} again", id, text);
     scores.push_back(score);
     const int byte = byte_token(text);
-    check((byte == id - 3) == (id >= 3 && id < 259), "[llama2.c] piece {}: expected <0x00> to <0xFF> as pieces 3 to 258, got {:?}", id,
-          text);
+    const bool right = id >= 3 && id < 259 ? byte == id - 3 : byte < 0;
+    check(right, "[llama2.c] piece {}: expected <0x00> to <0xFF> as pieces 3 to 258 and nowhere else, got {:?}", id, text);
     set_piece(spec, id, byte >= 0 ? std::string(1, static_cast<char>(byte)) : std::string(text),
               byte >= 0 ? PieceKind::byte : PieceKind::text);
   }
@@ -148,9 +148,9 @@ TokenizerSpec read_llama2c(std::string_view file) {
   spec.merges = merges_from_ranks(spec, ranks);
 
   const char* const names[] = {"<unk>", "<s>", "</s>"};
-  for (TokenId id = 0; id < 3; ++id) {
-    set_piece(spec, id, "", PieceKind::absent);  // the file has line breaks around some of the names
-    add(spec, {}, {.id = id, .content = names[id]});
+  for (TokenId id = 0; id < 3; ++id) {  // the file has line breaks around some of the names
+    set_piece(spec, id, names[id], PieceKind::text);
+    add(spec, {{names[id], id}}, {.id = id, .content = names[id]});
   }
   spec.unk = 0;
   spec.bos = 1;

@@ -4,7 +4,6 @@
 #include <unordered_map>
 
 #include "core/check.h"
-#include "text/byte_alphabet.h"
 #include "text/parse.h"
 
 namespace bhyt {
@@ -96,9 +95,7 @@ class Parser {
     int bytes = 0;
     for (const auto& [text, id] : ids_) {
       if (!fallback()) {
-        auto raw = chars_to_bytes(text);
-        const PieceKind kind = raw ? PieceKind::text : PieceKind::opaque;
-        set_piece(spec_, id, raw ? std::move(*raw) : text, kind);
+        set_spelled_piece(spec_, id, text);
       } else if (const int byte = byte_token(text); byte >= 0) {
         set_piece(spec_, id, std::string(1, static_cast<char>(byte)), PieceKind::byte);
         ++bytes;
@@ -172,7 +169,8 @@ class Parser {
   }
 
   void split(const Json& step) {
-    const Json& regex = at(at(step, "pattern").is_object() ? step["pattern"] : Json::object(), "Regex");
+    const Json& given = at(step, "pattern");
+    const Json& regex = given.is_object() ? at(given, "Regex") : given;
     const auto pattern = regex.is_string() ? find_pattern(regex.get_ref<const std::string&>()) : std::nullopt;
     if (!pattern || spec_.pattern != Pattern::whole) wrong("pre_tokenizer", "the pattern of Llama-3, GPT-2 or Qwen2", step);
     const bool invert = flag(step, "invert", false, "pre_tokenizer");

@@ -38,10 +38,8 @@ Json model(const TokenizerSpec& spec) {
   for (std::size_t id = 0; id < names.size(); ++id) names[id] = spelled(spec, id);
   // Straight into the underlying list: looking each key up first would take time quadratic in the vocabulary.
   auto& entries = vocab.get_ref<Json::object_t&>();
-  const bool plain_added = spec.style == BpeStyle::byte_fallback;  // sentencepiece keeps its special tokens in the vocabulary
   for (std::size_t id = 0; id < names.size(); ++id)
-    if (spec.kinds[id] != PieceKind::absent && (plain_added || spec.kinds[id] != PieceKind::added))
-      entries.push_back({names[id], Json(id)});
+    if (spec.kinds[id] != PieceKind::absent && spec.kinds[id] != PieceKind::added) entries.push_back({names[id], Json(id)});
   for (const Merge& m : spec.merges) merges.push_back({names[static_cast<std::size_t>(m.left)], names[static_cast<std::size_t>(m.right)]});
   return {{"type", "BPE"},
           {"dropout", nullptr},
