@@ -34,7 +34,7 @@ build: deps
 	@ln -sfn $(PRESET)/bhyt build/bhyt
 
 demo: build
-	@scripts/demo.sh build/bhyt runs/demo
+	@scripts/demo.sh build/bhyt
 
 test:
 	@scripts/install_deps.sh test
