@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 
 #include "data/pack.h"
-#include "data/prepare.h"
 #include "data/token_file.h"
 #include "test_util.h"
 
@@ -198,38 +197,6 @@ TEST(Synth, WrongUse) {
   EXPECT_HAS(message_of<UsageError>([&] { synthesize({.out = dir / "a", .tokens = 0}); }), "tokens must be greater than 0");
   write_file(dir / "file", "x");
   EXPECT_HAS(message_of([&] { synthesize({.out = dir / "file", .tokens = 10, .progress = false}); }), "cannot write");
-}
-
-TEST(Prepare, PacksOnceAndAgainWhenAnythingChanges) {
-  TempDir dir;
-  const auto bytes = make_byte_tokenizer();
-  write_file(dir / "a.jsonl", "{\"text\":\"one\"}\n");
-  write_file(dir / "b.jsonl", "{\"text\":\"two\"}\n");
-  synthesize({.out = dir / "s", .tokens = 5000, .progress = false});
-  const auto prepare = [&](const std::string& entry) {
-    return prepare_data({.parts = {{entry, 0.5}}, .tokenizer = bytes.get(), .cache = dir / "cache", .progress = false});
-  };
-  const auto first = prepare(dir / "*.jsonl");
-  ASSERT_EQ(first.size(), 1u);
-  EXPECT_EQ(first[0].weight, 0.5);
-  EXPECT_EQ(TokenFile(first[0].path).tokens(), 8u);
-  const auto made = std::filesystem::last_write_time(first[0].path);
-  EXPECT_EQ(prepare(dir / "*.jsonl")[0].path, first[0].path);
-  EXPECT_EQ(std::filesystem::last_write_time(first[0].path), made);
-  write_file(dir / "b.jsonl", "{\"text\":\"three\"}\n");
-  const auto second = prepare(dir / "*.jsonl");
-  EXPECT_NE(second[0].path, first[0].path);
-  EXPECT_EQ(TokenFile(second[0].path).tokens(), 10u);
-  write_file(second[0].path, read_file(second[0].path).substr(0, 130));  // a damaged cache is made again
-  EXPECT_EQ(TokenFile(prepare(dir / "*.jsonl")[0].path).tokens(), 10u);
-  // Token files stay as they are; an entry of several shares its weight by size.
-  const auto tokens = prepare(dir / "s");
-  ASSERT_EQ(tokens.size(), 2u);
-  EXPECT_EQ(tokens[0].path, dir / "s/train.tok");
-  EXPECT_NEAR(tokens[0].weight + tokens[1].weight, 0.5, 1e-12);
-  EXPECT_GT(tokens[0].weight, 5 * tokens[1].weight);
-  EXPECT_HAS(message_of([&] { prepare(dir / "none.tok"); }), "No such file");
-  EXPECT_HAS(message_of<UsageError>([&] { prepare_data({.parts = {{dir / "a.jsonl"}}, .cache = dir / "cache"}); }), "data.tokenizer");
 }
 
 }  // namespace
