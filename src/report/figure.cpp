@@ -21,11 +21,10 @@ double longest(const std::vector<Run>& runs) {
   return steps;
 }
 
-// Three significant digits, without an exponent where people would not write one.
+// Three significant digits.
 std::string number(double v) {
-  if (!(v >= 1000 && v < 1e6)) return fmt::format("{:.3g}", v);
-  const double unit = v < 1e4 ? 10 : v < 1e5 ? 100 : 1000;
-  return fmt::format("{:.0f}", std::round(v / unit) * unit);
+  const double unit = std::pow(10.0, std::floor(std::log10(std::fabs(v))) - 2);
+  return v == 0 ? "0" : tick_label(std::round(v / unit) * unit);
 }
 
 std::string steps_word(std::size_t n) { return fmt::format("{} step{}", n, n == 1 ? "" : "s"); }
@@ -38,11 +37,10 @@ std::vector<double> thin_marks(const std::vector<double>& steps, double end, dou
   return out;
 }
 
-// Extremes of all curves and levels, for a linear axis no higher than the cap.
+// Extremes of all curves and levels; a linear axis leaves out what lies above the cap.
 void widen(const Figure& f, double window, double& lo, double& hi) {
   const auto take = [&](double v) {
-    if (!std::isfinite(v) || (f.log && v <= 0)) return;
-    if (!f.log && v > f.cap) v = f.cap;
+    if (!std::isfinite(v) || (f.log ? v <= 0 : v > f.cap)) return;
     lo = std::fmin(lo, v);
     hi = std::fmax(hi, v);
   };
@@ -72,6 +70,13 @@ void fit(std::vector<Figure>& figures, double last_step, double window) {
   }
 }
 
+double median(std::vector<double> v) {
+  std::erase_if(v, [](double x) { return !std::isfinite(x); });
+  if (v.empty()) return kGap;
+  std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
+  return v[v.size() / 2];
+}
+
 Series since(const Series& s, double x) {
   Series out;
   const auto from = std::lower_bound(s.x.begin(), s.x.end(), x) - s.x.begin();
@@ -92,13 +97,22 @@ Figure close_figure(const std::vector<Run>& runs, const std::vector<Level>& leve
            .levels = levels};
   const double half = std::floor(end / 2);
   std::size_t points = 0;
+  double lowest = kGap;
+  std::vector<double> middle;
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const Series loss = since(runs[i].loss, half), valid = since(runs[i].valid, half);
     points = std::max({points, loss.size(), valid.size()});
+    middle.push_back(median(loss.empty() ? valid.y : loss.y));
+    lowest = std::fmin(lowest, middle.back());
     f.lines.push_back({.run = static_cast<int>(i), .name = "train", .data = thin(loss, half, end, 340), .smoothed = true});
     f.lines.push_back({.run = static_cast<int>(i), .name = "valid", .data = thin(valid, half, end, 100), .dots = true});
   }
   if (points < 3) f.lines.clear();
+  if (lowest > 0) f.cap = 1.25 * lowest;
+  std::string above;
+  for (std::size_t i = 0; i < runs.size(); ++i)
+    if (middle[i] > f.cap) above += fmt::format("{}{}", above.empty() ? "Above the frame: " : ", ", runs[i].name);
+  if (!above.empty()) f.caption = above + ".";
   return f;
 }
 
@@ -117,7 +131,7 @@ Figure loss_figure(const std::vector<Run>& runs, double end) {
     if (r.floor && std::none_of(f.levels.begin(), f.levels.end(), [&](const Level& l) { return std::fabs(l.y - *r.floor) < 1e-9; }))
       f.levels.push_back({*r.floor, fmt::format("entropy floor {:.4f}", *r.floor)});
   }
-  f.cap = 1.5 * first;  // a run that diverges must not flatten all the others
+  if (first > 0) f.cap = 1.5 * first;  // a run that diverges must not flatten all the others
   f.caption =
       "Validation is the heavy line. Training is shown as its moving average, and faint behind it as recorded (each record is the mean "
       "since the one before).";
@@ -134,13 +148,6 @@ Figure step_figure(Figure f, const std::vector<Run>& runs, double end, const Ser
   for (std::size_t i = 0; i < runs.size(); ++i)
     f.lines.push_back({.run = static_cast<int>(i), .data = thin(runs[i].*member, 0, end, 330), .smoothed = f.id != "lr"});
   return f;
-}
-
-double median(std::vector<double> v) {
-  std::erase_if(v, [](double x) { return !std::isfinite(x); });
-  if (v.empty()) return kGap;
-  std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
-  return v[v.size() / 2];
 }
 
 Figure gradient_figure(const std::vector<Run>& runs, double end) {

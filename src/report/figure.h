@@ -35,7 +35,7 @@ struct Figure {
   bool steps = true;    // x is the step, else the layer
   bool can_log = false, log = false, from_zero = false;
   bool close = false;  // a closer look at a part of the run: averages without the faint records, its own range, no zoom
-  double cap = std::numeric_limits<double>::quiet_NaN();  // a linear axis goes no higher
+  double cap = std::numeric_limits<double>::quiet_NaN();  // a linear axis takes no heed of what lies above
   int only_run = -1;                                      // the one run it shows
   std::vector<Line> lines;
   std::vector<Level> levels;

@@ -95,7 +95,9 @@ void take_first_line(const std::string& line, Entries& about) {
   for (const char* what : {"machine", "type", "model", "norm"}) {
     if (bar == std::string::npos) break;
     const std::size_t next = line.find(" | ", bar + 3);
-    about.emplace_back(what, line.substr(bar + 3, next == std::string::npos ? next : next - bar - 3));
+    std::string value = line.substr(bar + 3, next == std::string::npos ? next : next - bar - 3);
+    if (value.starts_with("norm ")) value.erase(0, 5);
+    about.emplace_back(what, std::move(value));
     bar = next;
   }
 }
@@ -148,6 +150,7 @@ double Run::steps() const {
   double last = 0;
   for (const Series* s : {&loss, &valid})
     if (!s->empty()) last = std::max(last, s->x.back());
+  if (!layers.empty()) last = std::max(last, layers.back().step);
   return last;
 }
 

@@ -176,7 +176,7 @@ TEST(About, RunJsonThenLogThenANote) {
 
   fake::write(dir / "log.txt",
               "2026-01-01 00:00:00 bhyt 0.0.9 (old) | cpu\n2026-01-02 00:00:00 resumed bhyt runs\n"
-              "2026-01-02 00:00:00 bhyt 0.1.0 (a1b2c3d) | cuda: NVIDIA H200 | bf16 | small, 12 parameters\n");
+              "2026-01-02 00:00:00 bhyt 0.1.0 (a1b2c3d) | cuda: NVIDIA H200 | bf16 | small, 12 parameters | norm bhyt κ=10\n");
   fs::create_directories(dir / "checkpoint-9");
   fs::create_directories(dir / "checkpoint-100");
   fs::create_directories(dir / "checkpoint-200.part");
@@ -187,6 +187,7 @@ TEST(About, RunJsonThenLogThenANote) {
                                 {"machine", "cuda: NVIDIA H200"},
                                 {"type", "bf16"},
                                 {"model", "small, 12 parameters"},
+                                {"norm", "bhyt κ=10"},
                                 {"newest checkpoint", "checkpoint-100"}}));
 
   fake::write(dir / "run.json", "{\"version\":\"0.2\",\"threads\":2,\"nested\":{\"a\":1}}");
