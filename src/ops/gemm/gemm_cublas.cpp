@@ -1,0 +1,211 @@
+// Matrix products by cuBLASLt. The algorithm of each shape is chosen once, by measuring the library's candidates, and kept: the choice can
+// be written out and read back (tuning.json), which makes the bits of a run repeat.
+#include <cublasLt.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
+#include <vector>
+
+#include "core/cuda_host.h"
+#include "ops/gemm/gemm.h"
+#include "ops/gemm/tuning.h"
+
+namespace bhyt::cuda {
+
+namespace {
+
+void check_blas(cublasStatus_t s, const char* what) {
+  if (s != CUBLAS_STATUS_SUCCESS) fail(std::string("[gemm] ") + what + ": " + cublasLtGetStatusString(s));
+}
+#define BHYT_BLAS(call) check_blas((call), #call)
+
+constexpr std::size_t kWorkspace = 64u << 20;
+constexpr int kCandidates = 8;
+
+struct Library {
+  cublasLtHandle_t handle = nullptr;
+  void* workspace = nullptr;
+  std::map<std::string, cublasLtMatmulAlgo_t> algorithms;
+};
+
+Library& library() {
+  static Library l = [] {
+    Library made;
+    BHYT_BLAS(cublasLtCreate(&made.handle));
+    BHYT_CUDA(cudaMalloc(&made.workspace, kWorkspace));
+    return made;
+  }();
+  return l;
+}
+
+// RAII for the library's descriptors.
+template <class H, cublasStatus_t (*Destroy)(H)>
+struct Handle {
+  H h = nullptr;
+  Handle() = default;
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+  ~Handle() {
+    if (h) Destroy(h);
+  }
+};
+using Layout = Handle<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
+using Description = Handle<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
+using Preference = Handle<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
+
+cudaDataType_t type_of(DType t) { return t == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
+
+std::uint32_t alignment(const Tensor& t) {
+  const auto bits = reinterpret_cast<std::uintptr_t>(t.data) | static_cast<std::uintptr_t>(t.ld) * size_of(t.dtype) | 256u;
+  return static_cast<std::uint32_t>(bits & (~bits + 1));
+}
+
+// A product as the library sees it: column major, so the operands change places.
+struct Problem {
+  const Tensor &a, &b, &c;
+  std::int64_t m, n, k;
+  float alpha, beta;
+  Description description;
+  Layout first, second, result;
+
+  Problem(const Tensor& a_, const Tensor& b_, const Tensor& c_, const GemmOptions& o)
+      : a(a_),
+        b(b_),
+        c(c_),
+        m(c_.rows()),
+        n(c_.cols()),
+        k(o.trans_a ? a_.rows() : a_.cols()),
+        alpha(o.alpha),
+        beta(o.accumulate ? 1.f : 0.f) {
+    BHYT_BLAS(cublasLtMatmulDescCreate(&description.h, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    const cublasOperation_t ta = o.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, tb = o.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    BHYT_BLAS(cublasLtMatmulDescSetAttribute(description.h, CUBLASLT_MATMUL_DESC_TRANSA, &ta, sizeof ta));
+    BHYT_BLAS(cublasLtMatmulDescSetAttribute(description.h, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb));
+    const auto layout = [](Layout& l, const Tensor& t) {
+      BHYT_BLAS(cublasLtMatrixLayoutCreate(&l.h, type_of(t.dtype), static_cast<std::uint64_t>(t.cols()),
+                                           static_cast<std::uint64_t>(t.rows()), t.ld));
+    };
+    layout(first, b);
+    layout(second, a);
+    layout(result, c);
+  }
+  std::string key(const GemmOptions& o) const {
+    return std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k) + (o.trans_a ? " ta" : "") + (o.trans_b ? " tb" : "") +
+           " " + name_of(a.dtype) + ">" + name_of(c.dtype) + (o.accumulate ? " +=" : "") + " ld " + std::to_string(a.ld) + "," +
+           std::to_string(b.ld) + "," + std::to_string(c.ld) + " align " +
+           std::to_string(std::min({alignment(a), alignment(b), alignment(c), 16u}));
+  }
+  cublasStatus_t run(const cublasLtMatmulAlgo_t& algorithm, void* out) const {
+    return cublasLtMatmul(library().handle, description.h, &alpha, b.data, first.h, a.data, second.h, &beta, c.data, result.h, out,
+                          result.h, &algorithm, library().workspace, kWorkspace, stream());
+  }
+};
+
+std::vector<cublasLtMatmulAlgo_t> candidates(const Problem& p) {
+  Preference preference;
+  BHYT_BLAS(cublasLtMatmulPreferenceCreate(&preference.h));
+  const auto set = [&](cublasLtMatmulPreferenceAttributes_t what, auto value) {
+    BHYT_BLAS(cublasLtMatmulPreferenceSetAttribute(preference.h, what, &value, sizeof value));
+  };
+  set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspace);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(p.b));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(p.a));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(p.c));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(p.c));
+  std::array<cublasLtMatmulHeuristicResult_t, kCandidates> found{};
+  int count = 0;
+  const cublasStatus_t s = cublasLtMatmulAlgoGetHeuristic(library().handle, p.description.h, p.first.h, p.second.h, p.result.h, p.result.h,
+                                                          preference.h, kCandidates, found.data(), &count);
+  if (s != CUBLAS_STATUS_SUCCESS || count == 0)
+    fail("[gemm] cuBLASLt has no algorithm for " + shape_string(p.a) + " times " + shape_string(p.b));
+  std::vector<cublasLtMatmulAlgo_t> out;
+  for (int i = 0; i < count; ++i) out.push_back(found[static_cast<std::size_t>(i)].algo);
+  return out;
+}
+
+// Milliseconds of the best of three runs; negative when the algorithm refuses.
+float measure(const Problem& p, const cublasLtMatmulAlgo_t& algorithm, void* out) {
+  cudaEvent_t begin, end;
+  BHYT_CUDA(cudaEventCreate(&begin));
+  BHYT_CUDA(cudaEventCreate(&end));
+  float best = -1;
+  for (int i = 0; i < 4; ++i) {
+    BHYT_CUDA(cudaEventRecord(begin, stream()));
+    if (p.run(algorithm, out) != CUBLAS_STATUS_SUCCESS) break;
+    BHYT_CUDA(cudaEventRecord(end, stream()));
+    BHYT_CUDA(cudaEventSynchronize(end));
+    float ms = 0;
+    BHYT_CUDA(cudaEventElapsedTime(&ms, begin, end));
+    if (i > 0 && (best < 0 || ms < best)) best = ms;
+  }
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  return best;
+}
+
+// The fastest candidate, measured into a copy of the result so that accumulating products stay right; the library's first choice for
+// small products and where there is no room for the copy.
+cublasLtMatmulAlgo_t choose(const Problem& p) {
+  const auto all = candidates(p);
+  void* out = nullptr;
+  const std::size_t bytes = static_cast<std::size_t>(p.c.rows() * p.c.ld) * size_of(p.c.dtype);
+  if (2.0 * static_cast<double>(p.m * p.n * p.k) < 1e9 || cudaMalloc(&out, bytes) != cudaSuccess) {
+    cudaGetLastError();
+    return all.front();
+  }
+  std::size_t best = 0;
+  float least = -1;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const float ms = measure(p, all[i], out);
+    if (ms >= 0 && (least < 0 || ms < least)) least = ms, best = i;
+  }
+  BHYT_CUDA(cudaFree(out));
+  return all[best];
+}
+
+}  // namespace
+
+void gemm(const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& o) {
+  if (c.size() == 0) return;
+  const Problem p(a, b, c, o);
+  if (p.k == 0) {
+    const std::size_t size = size_of(c.dtype);
+    if (!o.accumulate)
+      BHYT_CUDA(cudaMemset2DAsync(c.data, static_cast<std::size_t>(c.ld) * size, 0, static_cast<std::size_t>(p.n) * size,
+                                  static_cast<std::size_t>(p.m), stream()));
+    return;
+  }
+  auto& known = library().algorithms;
+  const std::string key = p.key(o);
+  auto it = known.find(key);
+  if (it == known.end()) it = known.emplace(key, choose(p)).first;
+  BHYT_BLAS(p.run(it->second, c.data));
+}
+
+std::map<std::string, std::string> tuning() {
+  std::map<std::string, std::string> out;
+  for (const auto& [key, algorithm] : library().algorithms) {
+    std::string hex;
+    for (const std::uint64_t word : algorithm.data) {
+      char text[17];
+      std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(word));
+      hex += text;
+    }
+    out[key] = hex;
+  }
+  return out;
+}
+
+void set_tuning(const std::map<std::string, std::string>& saved) {
+  for (const auto& [key, hex] : saved) {
+    cublasLtMatmulAlgo_t algorithm{};
+    constexpr std::size_t words = sizeof algorithm.data / sizeof algorithm.data[0];
+    if (hex.size() != 16 * words) fail("[gemm] tuning: expected " + std::to_string(16 * words) + " hexadecimal digits for " + key);
+    for (std::size_t i = 0; i < words; ++i) algorithm.data[i] = std::stoull(hex.substr(16 * i, 16), nullptr, 16);
+    library().algorithms[key] = algorithm;
+  }
+}
+
+}  // namespace bhyt::cuda
