@@ -28,6 +28,10 @@ constexpr Command kCommands[] = {
     {"bench", "speed, each with the fraction of the machine's limit", cmd_bench},
     {"tokenizer", "train a tokenizer; encode, decode, say what one holds", cmd_tokenizer},
     {"data", "make a synthetic language, pack documents into token files, say what a file holds", cmd_data},
+    {"convert", "between checkpoint and token formats: types, shards, llama2.c, llm.c", cmd_convert},
+    {"info", "what a checkpoint, tokenizer, token file or run directory holds", cmd_info},
+    {"convert", "between checkpoint and token formats, types and shard sizes", cmd_convert},
+    {"info", "what a checkpoint, tokenizer, token file or run directory holds", cmd_info},
     {"report", "one self-contained HTML file about one or several runs", cmd_report},
 };
 

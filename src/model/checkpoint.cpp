@@ -33,27 +33,13 @@ std::int64_t load_tensor(const WeightFiles::Entry& entry, const Parameter& p, De
   return odd;
 }
 
-// With a tied LM head a file may hold its copy; anything but a copy means that the config is wrong.
-void check_tied(const WeightFiles& files, const Parameters& parameters) {
-  const WeightFiles::Entry* head = files.find("lm_head.weight");
-  if (!head || parameters.find("lm_head.weight")) return;
-  const WeightFiles::Entry* embedding = files.find("model.embed_tokens.weight");
-  const SafeTensor &a = *head->tensor, &b = *embedding->tensor;
-  bool same = a.shape == b.shape && a.dtype == b.dtype && std::memcmp(a.data, b.data, a.end - a.begin) == 0;
-  head->file->release(a);
-  embedding->file->release(b);
-  check(same, "{}: config.json ties the LM head to the embedding, but lm_head.weight differs from model.embed_tokens.weight",
-        head->file->path().string());
-  log::info("{}: lm_head.weight is a copy of the embedding, as config.json says; left out", head->file->path().filename().string());
-}
-
 void check_fit(const fs::path& dir, const WeightFiles& files, const std::vector<Parameter>& parameters) {
   const std::vector<std::string> wrong = mismatches(files, parameters);
   check(wrong.empty(), "{}: the weights do not fit config.json:\n  {}", dir.string(), fmt::join(wrong, "\n  "));
 }
 
 void load_from(const WeightFiles& files, const Parameters& into) {
-  check_tied(files, into);
+  check_tied_head(files, into.list());
   for (const Parameter& p : into.list()) {
     const WeightFiles::Entry* entry = files.find(p.name);
     if (!entry) {  // optional: keeps its initial value

@@ -1,8 +1,10 @@
 #include "model/checkpoint_files.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "core/check.h"
+#include "core/log.h"
 #include "model/checkpoint_json.h"
 
 namespace bhyt {
@@ -137,6 +139,20 @@ std::vector<std::string> mismatches(const WeightFiles& files, const std::vector<
       out.push_back(fmt::format("{}: tensor {} {} is unexpected, config.json asks for none of that name",
                                 e.file->path().filename().string(), name, shape_string(e.tensor->shape)));
   return out;
+}
+
+void check_tied_head(const WeightFiles& files, const std::vector<Parameter>& parameters) {
+  const WeightFiles::Entry* head = files.find("lm_head.weight");
+  const bool tied = std::none_of(parameters.begin(), parameters.end(), [](const Parameter& p) { return p.name == "lm_head.weight"; });
+  const WeightFiles::Entry* embedding = files.find("model.embed_tokens.weight");
+  if (!tied || !head || !embedding) return;
+  const SafeTensor &a = *head->tensor, &b = *embedding->tensor;
+  const bool same = a.shape == b.shape && a.dtype == b.dtype && std::memcmp(a.data, b.data, a.end - a.begin) == 0;
+  head->file->release(a);
+  embedding->file->release(b);
+  check(same, "{}: config.json ties the LM head to the embedding, but lm_head.weight differs from model.embed_tokens.weight",
+        head->file->path().string());
+  log::info("{}: lm_head.weight is a copy of the embedding, as config.json says; left out", head->file->path().filename().string());
 }
 
 void each_piece(const WeightFiles::Entry& entry, const std::function<void(const float*, std::int64_t, std::int64_t)>& f) {

@@ -41,6 +41,9 @@ void require_checkpoint(const std::filesystem::path& dir);
 // What does not fit between the files and a model's parameters, each a line; empty when all is well. Needs no weights, only headers.
 std::vector<std::string> mismatches(const WeightFiles& files, const std::vector<Parameter>& parameters);
 
+// With a tied LM head a file may hold its copy; anything but a copy means that the config is wrong: Error.
+void check_tied_head(const WeightFiles& files, const std::vector<Parameter>& parameters);
+
 // Calls f(floats, first, n) over the whole tensor in pieces, so that no copy of it is ever held; then lets its pages go.
 void each_piece(const WeightFiles::Entry& entry, const std::function<void(const float*, std::int64_t first, std::int64_t n)>& f);
 

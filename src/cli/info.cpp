@@ -1,0 +1,238 @@
+// bhyt info: what a checkpoint, run directory, tokenizer or token file holds. Only headers are read, unless --verify.
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <filesystem>
+
+#include "cli/cli.h"
+#include "cli/commands.h"
+#include "core/check.h"
+#include "core/log.h"
+#include "data/token_file.h"
+#include "model/checkpoint.h"
+#include "model/checkpoint_files.h"
+#include "model/checkpoint_json.h"
+#include "model/config_keys.h"
+#include "model/llama2c.h"
+#include "ops/norm/config.h"
+#include "report/run.h"
+#include "text/tokenizer.h"
+#include "train/run_dir.h"
+
+namespace bhyt::cli {
+
+namespace {
+
+namespace fs = std::filesystem;
+using schema::Json;
+
+std::string counted(std::uint64_t n) {
+  std::string s = std::to_string(n);
+  for (std::size_t i = s.size(); i > 3; i -= 3) s.insert(i - 3, ",");
+  return s;
+}
+
+// The tree for people: one line a value, maps indented under their key, nulls left out.
+void print(const Json& j, int depth = 0) {
+  for (const auto& [key, value] : j.items()) {
+    if (value.is_null()) continue;
+    fmt::print("{:{}}{:<{}} ", "", depth * 2, key, 16 - depth * 2);
+    if (value.is_object()) {
+      fmt::print("\n");
+      print(value, depth + 1);
+    } else if (value.is_array() && !value.empty() && (value[0].is_object() || value[0].is_string())) {
+      fmt::print("\n");
+      for (const Json& v : value) fmt::print("{:{}}{}\n", "", depth * 2 + 2, v.is_string() ? v.get<std::string>() : v.dump());
+    } else {
+      fmt::print("{}\n", value.is_string()            ? value.get<std::string>()
+                         : value.is_number_unsigned() ? counted(value.get<std::uint64_t>())
+                                                      : value.dump());
+    }
+  }
+}
+
+Json describe_config(const ModelConfig& c) {
+  ModelSection section{.config = c, .init = "", .vocab_given = true};
+  Json j = schema::write(section);
+  j["bos"] = c.bos >= 0 ? Json(c.bos) : Json();
+  j["eos"] = c.eos;
+  return j;
+}
+
+Json count_by_part(const std::vector<Parameter>& parameters) {
+  std::map<std::string, std::uint64_t> parts;
+  std::uint64_t total = 0;
+  for (const Parameter& p : parameters) {
+    const char* part = p.name == "lm_head.weight"                        ? "lm_head"
+                       : p.name.starts_with("model.embed_tokens")        ? "embedding"
+                       : p.name.find(".self_attn.") != std::string::npos ? "attention"
+                       : p.name.find(".mlp.") != std::string::npos       ? "mlp"
+                                                                         : "norm";
+    parts[part] += static_cast<std::uint64_t>(p.size);
+    total += static_cast<std::uint64_t>(p.size);
+  }
+  Json j{{"total", total}};
+  for (const char* part : {"embedding", "attention", "mlp", "norm", "lm_head"})
+    if (parts[part]) j[part] = parts[part];
+  return j;
+}
+
+Json describe_files(const WeightFiles& files, Json& types) {
+  std::map<std::string, std::uint64_t> by_type;
+  for (const auto& [name, e] : files.tensors()) by_type[e.tensor->dtype] += static_cast<std::uint64_t>(e.tensor->size());
+  for (const auto& [type, n] : by_type) types[type] = n;
+  Json list = Json::array();
+  for (const auto& f : files.files())
+    list.push_back({{"name", f->path().filename().string()}, {"bytes", f->file_bytes()}, {"tensors", f->tensors().size()}});
+  return list;
+}
+
+// A tokenizer in the folder, if any, and whether the model has a row for each of its ids.
+Json describe_tokenizer(const fs::path& dir, std::int64_t vocab, std::vector<std::string>& problems) {
+  bool there = false;
+  for (const char* name : {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer.bin"}) there |= fs::exists(dir / name);
+  if (!there) return nullptr;
+  try {
+    const auto t = load_tokenizer(dir.string());
+    if (t->vocab_size() > vocab)
+      problems.push_back(fmt::format("the tokenizer has {} tokens, the model's vocabulary {}", t->vocab_size(), vocab));
+    return {{"kind", t->kind()},
+            {"vocab_size", static_cast<std::uint64_t>(t->vocab_size())},
+            {"fingerprint", fmt::format("{:016x}", t->fingerprint())}};
+  } catch (const Error& e) {
+    problems.emplace_back(e.what());
+    return nullptr;
+  }
+}
+
+// Reads every weight and, where the trainer left a manifest, every checksum.
+void verify_weights(const fs::path& dir, const WeightFiles& files, std::vector<std::string>& problems) {
+  for (const auto& [name, e] : files.tensors()) {
+    if (!is_float_dtype(e.tensor->dtype)) continue;
+    std::int64_t odd = 0;
+    each_piece(e, [&](const float* v, std::int64_t, std::int64_t n) {
+      odd += std::count_if(v, v + n, [](float x) { return !std::isfinite(x); });
+    });
+    if (odd)
+      problems.push_back(fmt::format("{}: tensor {} holds {} values that are not finite", e.file->path().filename().string(), name, odd));
+  }
+  if (!fs::exists(dir / "manifest.json")) return;
+  if (const std::string wrong = train::verify_checkpoint(dir); !wrong.empty()) problems.push_back(wrong);
+}
+
+Json describe_checkpoint(const fs::path& dir, bool verify, std::vector<std::string>& problems) {
+  const Json raw = read_json(dir / "config.json");
+  const ModelConfig c = read_model_config(dir / "config.json");
+  const std::vector<Parameter> parameters = parameter_list(c);
+  const WeightFiles files(dir);
+  problems = mismatches(files, parameters);
+  const std::int64_t vocab = c.vocab;
+  Json j{{"path", dir.string()}, {"kind", "checkpoint"}};
+  j["layout"] = raw.contains("norm") ? "bhyt" : raw.contains("norm_type") ? "the reference's" : "Hugging Face Llama";
+  j["plain_llama"] = is_plain_llama(c);
+  j["model"] = describe_config(c);
+  j["norm"] = schema::write(c.norm);
+  j["parameters"] = count_by_part(parameters);
+  j["dtype"] = Json::object();
+  j["files"] = describe_files(files, j["dtype"]);
+  j["tokenizer"] = describe_tokenizer(dir, vocab, problems);
+  if (fs::exists(dir / "trainer_state.json")) {
+    const Json state = read_json(dir / "trainer_state.json");
+    if (state.is_object() && state.contains("global_step")) j["step"] = state["global_step"];
+  }
+  if (verify) verify_weights(dir, files, problems);
+  return j;
+}
+
+Json describe_llama2c(const fs::path& file) {
+  const Llama2cFile f(file);
+  return {{"path", file.string()},
+          {"kind", "llama2.c checkpoint"},
+          {"model", describe_config(f.config())},
+          {"parameters", count_by_part(parameter_list(f.config()))},
+          {"dtype", "F32"},
+          {"bytes", static_cast<std::uint64_t>(fs::file_size(file))}};
+}
+
+Json describe_safetensors(const fs::path& file) {
+  const SafeTensors f(file);
+  Json j{{"path", file.string()}, {"kind", "safetensors"}, {"bytes", f.file_bytes()}, {"metadata", f.metadata()}};
+  j["tensors"] = Json::object();
+  for (const auto& [name, t] : f.tensors()) j["tensors"][name] = t.dtype + " " + shape_string(t.shape);
+  return j;
+}
+
+Json describe_run(const fs::path& dir) {
+  const report::Run run = report::read_run(dir);
+  Json j{{"path", dir.string()}, {"kind", "run"}, {"step", static_cast<std::uint64_t>(run.steps())}};
+  if (!run.loss.empty()) j["loss"] = run.loss.last();
+  if (!run.valid.empty()) j["valid_loss"] = run.valid.last();
+  if (run.floor) j["entropy_rate"] = *run.floor;
+  j["skipped_steps"] = static_cast<std::uint64_t>(run.skipped.size());
+  std::vector<std::pair<long, std::string>> checkpoints;
+  for (const auto& e : fs::directory_iterator(dir))
+    if (const std::string name = e.path().filename().string(); e.is_directory() && name.starts_with("checkpoint-"))
+      checkpoints.emplace_back(std::strtol(name.c_str() + 11, nullptr, 10), name);
+  std::sort(checkpoints.begin(), checkpoints.end());
+  j["checkpoints"] = Json::array();
+  for (const auto& [step, name] : checkpoints) j["checkpoints"].push_back(name);
+  j["config"] = Json::object();
+  for (const auto& [key, value] : run.config) j["config"][key] = value;
+  if (!run.notes.empty()) j["notes"] = run.notes;
+  return j;
+}
+
+int show(const Json& described, const std::vector<std::string>& problems, bool json) {
+  Json j = described;
+  j["integrity"] = problems.empty() ? Json("ok") : Json(problems);
+  if (json)
+    fmt::print("{}\n", j.dump(2, ' ', false, Json::error_handler_t::replace));
+  else
+    print(j);
+  return problems.empty() ? 0 : 1;
+}
+
+bool is_checkpoint(const fs::path& dir) {
+  return fs::exists(dir / "config.json") && (fs::exists(dir / "model.safetensors") || fs::exists(dir / "model.safetensors.index.json"));
+}
+
+}  // namespace
+
+int cmd_info(const Args& args) {
+  CLI::App app("What a checkpoint, run directory, tokenizer, token file or safetensors file holds", "bhyt info");
+  std::string what;
+  bool json = false, verify = false;
+  app.add_option("path", what, "a folder or file")->required();
+  app.add_flag("--json", json, "as one JSON value");
+  app.add_flag("--verify", verify, "read everything, not only headers: checksums, values that are not finite");
+  parse(app, args);
+  const fs::path path = what;
+  check(fs::exists(path), "{}: no such file or folder", what);
+  std::vector<std::string> problems;
+  const auto flags = [&](Args words) {
+    if (json) words.emplace_back("--json");
+    return words;
+  };
+  if (fs::is_directory(path)) {
+    if (is_checkpoint(path)) {
+      const Json j = describe_checkpoint(path, verify, problems);
+      return show(j, problems, json);
+    }
+    if (fs::exists(path / "metrics.jsonl")) return show(describe_run(path), problems, json);
+    for (const char* name : {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer.bin"})
+      if (fs::exists(path / name)) return cmd_tokenizer(flags({"info", what}));
+    throw Error(
+        fmt::format("{}: looked for a checkpoint (config.json and model.safetensors or its index), a run (metrics.jsonl) and a tokenizer "
+                    "(tokenizer.json, tokenizer.model, vocab.json, tokenizer.bin), found none of them",
+                    what));
+  }
+  if (TokenFile::recognised(what)) {
+    Args words{"info", what};
+    if (verify) words.emplace_back("--verify");
+    return cmd_data(flags(words));
+  }
+  if (path.extension() == ".safetensors") return show(describe_safetensors(path), problems, json);
+  if (Llama2cFile::recognised(path)) return show(describe_llama2c(path), problems, json);
+  return cmd_tokenizer(flags({"info", what}));
+}
+
+}  // namespace bhyt::cli
