@@ -76,7 +76,7 @@ int run_pack(const PackOptions& given, const std::string& tokenizer, bool json) 
   PackOptions o = given;
   o.interrupted = SignalGuard::interrupted;
   const PackResult r = pack(*load_tokenizer(tokenizer), o);
-  if (r.bad_lines > 0) log::warning("{} bad lines left out, the first: {}", r.bad_lines, r.first_bad);
+  if (r.bad_lines > 0) log::warning("{} bad line{} left out, the first: {}", r.bad_lines, r.bad_lines == 1 ? "" : "s", r.first_bad);
   const double rate = r.seconds > 0 ? static_cast<double>(r.text_bytes) / r.seconds / 1e6 : 0;
   if (json) {
     Json j = describe(o.out, r.file, TokenFile(o.out).file_bytes());

@@ -21,9 +21,9 @@ namespace bhyt {
 class SynthLanguage {
  public:
   // The free choices and the shapes of the lists; probabilities are powers of two, so that every platform draws the same text.
-  static constexpr double kEnd = 1.0 / 128, kRefer = 1.0 / 32, kPhrase = 1.0 / 32, kWord = 1 - kEnd - kRefer - kPhrase, kTopical = 1.0 / 4;
+  static constexpr double kEnd = 1.0 / 128, kRefer = 1.0 / 16, kPhrase = 1.0 / 32, kWord = 1 - kEnd - kRefer - kPhrase, kTopical = 1.0 / 4;
   static constexpr int kPhraseLength = 4, kRepeats = 3, kSuccessors = 8, kTopicWords = 24;
-  static constexpr std::int64_t kSmallest = 64, kLargest = 65536, kDefault = 512;
+  static constexpr std::int64_t kSmallest = 64, kLargest = 65536, kDefault = 256;
 
   SynthLanguage(std::int64_t vocab, std::uint64_t seed);  // UsageError outside kSmallest…kLargest
 

@@ -168,7 +168,7 @@ TEST(Synth, FilesAreDeterministicAndSplitsDiffer) {
   EXPECT_EQ(info["entropy_rate"].get<double>(), r.entropy.rate);
   EXPECT_EQ(info["tokens"].get<std::uint64_t>(), train.tokens());
   EXPECT_EQ(info["seed"], 5);
-  EXPECT_EQ(info["vocab"], 512);
+  EXPECT_EQ(info["vocab"], SynthLanguage::kDefault);
   EXPECT_EQ(entropy_floor(dir / "a/train.tok", "synth"), r.entropy.rate);
   std::filesystem::copy_file(dir / "c/train.tok", dir / "a/other.tok");  // another language beside this info.json
   EXPECT_EQ(entropy_floor(dir / "a/other.tok", "synth"), std::nullopt);
