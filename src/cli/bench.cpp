@@ -75,7 +75,7 @@ void print_row(const Result& r, DType dtype) {
     if (name.ends_with(" ms")) sum += value;
   for (const auto& [name, value] : r.parts)
     if (name.ends_with(" ms") && value > 0)
-      fmt::print("  {:<20} {:>11.3f} ms  {:5.1f}% of one step\n", name.substr(0, name.size() - 3), value, 100 * value / sum);
+      fmt::print("  {:<20} {:>11.3f} ms  {:5.1f}% of a step\n", name.substr(0, name.size() - 3), value, 100 * value / sum);
 }
 
 Json to_json(const Result& r, const Settings& s) {
