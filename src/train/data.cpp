@@ -51,10 +51,9 @@ std::unique_ptr<Tokenizer> choose_tokenizer(const DataSection& data) {
   if (data.tokenizer != "auto") return load_tokenizer(data.tokenizer);
   auto bytes = make_byte_tokenizer();
   for (const auto* entries : {&data.train, &data.valid})
-    for (const DataEntry& e : *entries) {
-      if (!TokenFile::recognised(e.path)) return bytes;
-      if (TokenFile(e.path).info().meta.fingerprint == bytes->fingerprint()) return bytes;
-    }
+    for (const DataEntry& e : *entries)
+      for (const std::string& path : expand_globs({e.path}))
+        if (!TokenFile::recognised(path) || TokenFile(path).info().meta.fingerprint == bytes->fingerprint()) return bytes;
   return nullptr;
 }
 
@@ -84,63 +83,71 @@ std::vector<DataPart> make_parts(const std::vector<DataEntry>& entries, const To
   return parts;
 }
 
-// What the token files say of themselves must fit the tokenizer. Returns the largest vocabulary of files that name no tokenizer.
-std::int64_t check_parts(const std::vector<DataPart>& parts, const Tokenizer* tokenizer, TokenMeta& meta) {
+// What the token files say of themselves must fit the tokenizer. Returns the largest vocabulary of those that name no tokenizer.
+std::int64_t check_files(const DataSection& data, const Tokenizer* tokenizer, TokenMeta& meta) {
   std::int64_t vocab = 0;
-  for (const DataPart& p : parts) {
-    const TokenMeta m = TokenFile(p.path).info().meta;
-    check_usage(!tokenizer || m.fingerprint == 0 || m.fingerprint == tokenizer->fingerprint(),
-                "{} was packed with another tokenizer ({}, {:016x}) than data.tokenizer ({}, {:016x}); pack it again or name the other one",
-                p.path, m.kind, m.fingerprint, tokenizer ? tokenizer->kind() : "", tokenizer ? tokenizer->fingerprint() : 0);
-    if (!tokenizer || m.fingerprint == 0) vocab = std::max(vocab, static_cast<std::int64_t>(m.vocab));
-    meta = m;
-  }
+  for (const auto* entries : {&data.valid, &data.train})
+    for (const DataEntry& e : *entries)
+      for (const std::string& path : expand_globs({e.path})) {
+        if (!TokenFile::recognised(path)) continue;
+        meta = TokenFile(path).info().meta;
+        check_usage(
+            !tokenizer || meta.fingerprint == 0 || meta.fingerprint == tokenizer->fingerprint(),
+            "{} was packed with another tokenizer ({}, {:016x}) than data.tokenizer ({}, {:016x}); pack it again or name the other one",
+            path, meta.kind, meta.fingerprint, tokenizer ? tokenizer->kind() : "", tokenizer ? tokenizer->fingerprint() : 0);
+        if (!tokenizer || meta.fingerprint == 0) vocab = std::max(vocab, static_cast<std::int64_t>(meta.vocab));
+      }
   return vocab;
 }
 
-}  // namespace
-
-void expand_data(DataSection& data) {
+void expand(DataSection& data) {
   check_usage(!data.train.empty(), "data.train must name what to train on: token files, texts or patterns");
   for (auto* entries : {&data.train, &data.valid}) {
     std::vector<DataEntry> out;
     for (const DataEntry& e : *entries) {
-      if (e.weight > 0) {
-        expand_globs({e.path});
-        out.push_back(e);
-      } else {
-        for (std::string& path : expand_globs({e.path})) out.push_back({std::move(path), 0});
-      }
+      std::vector<std::string> paths = expand_globs({e.path});
+      if (e.weight > 0) paths = {e.path};  // one weight for all that the pattern matches
+      for (std::string& path : paths) out.push_back({std::move(path), e.weight});
     }
     *entries = std::move(out);
   }
 }
 
-RunData open_data(RunConfig& config, const std::string& fallback) {
+void settle_vocabulary(ModelSection& section, const Tokenizer* tokenizer, std::int64_t file_vocab, const TokenMeta& meta) {
+  ModelConfig& model = section.config;
+  const std::int64_t tokenizer_vocab = tokenizer ? tokenizer->vocab_size() : 0;
+  if (!section.vocab_given) model.vocab = std::max(tokenizer_vocab, file_vocab);
+  check_usage(model.vocab >= tokenizer_vocab, "model.vocab must be at least {}, the tokenizer's, got {}", tokenizer_vocab, model.vocab);
+  check_usage(model.vocab >= file_vocab, "model.vocab must be at least {}, the vocabulary of the token files, got {}", file_vocab,
+              model.vocab);
+  if (!tokenizer) {
+    if (model.eos.empty() && meta.end_of_text >= 0) model.eos = {meta.end_of_text};
+    return;
+  }
+  if (model.bos < 0 && tokenizer->bos()) model.bos = *tokenizer->bos();
+  if (!model.eos.empty()) return;
+  for (const TokenId id : tokenizer->stops()) model.eos.push_back(id);
+  if (model.eos.empty() && tokenizer->end_of_text()) model.eos = {*tokenizer->end_of_text()};
+}
+
+}  // namespace
+
+RunData choose_data(RunConfig& config) {
+  expand(config.data);
   RunData out;
   out.tokenizer = choose_tokenizer(config.data);
   const Tokenizer* t = out.tokenizer.get();
   if (t && config.data.tokenizer == "auto") config.data.tokenizer = "bytes";
-  out.train = make_parts(config.data.train, t, fallback);
-  out.valid = make_parts(config.data.valid, t, fallback);
   TokenMeta meta;
-  const std::int64_t file_vocab = std::max(check_parts(out.valid, t, meta), check_parts(out.train, t, meta));
+  const std::int64_t file_vocab = check_files(config.data, t, meta);
+  settle_vocabulary(config.model, t, file_vocab, meta);
   out.fingerprint = t ? t->fingerprint() : meta.fingerprint;
-
-  ModelConfig& model = config.model.config;
-  const std::int64_t tokenizer_vocab = t ? t->vocab_size() : 0;
-  if (!config.model.vocab_given) model.vocab = std::max(tokenizer_vocab, file_vocab);
-  check_usage(model.vocab >= tokenizer_vocab, "model.vocab must be at least {}, the tokenizer's, got {}", tokenizer_vocab, model.vocab);
-  check_usage(model.vocab >= file_vocab, "model.vocab must be at least {}, the vocabulary of the token files, got {}", file_vocab,
-              model.vocab);
-  if (model.bos < 0 && t && t->bos()) model.bos = *t->bos();
-  if (model.eos.empty()) {
-    const std::optional<TokenId> end = t ? t->end_of_text() : meta.end_of_text >= 0 ? std::optional(meta.end_of_text) : std::nullopt;
-    if (t)
-      for (const TokenId id : t->stops()) model.eos.push_back(id);
-    if (model.eos.empty() && end) model.eos = {*end};
-  }
   return out;
+}
+
+void pack_data(const DataSection& config, RunData& data, const std::string& fallback) {
+  data.train = make_parts(config.train, data.tokenizer.get(), fallback);
+  data.valid = make_parts(config.valid, data.tokenizer.get(), fallback);
 }
 
 }  // namespace bhyt::train

@@ -16,10 +16,11 @@ struct RunData {
   std::uint64_t fingerprint = 0;         // of the tokenizer
 };
 
-// Expands the config's patterns in place, so that resolved.yaml names files. Touches nothing on disk.
-void expand_data(DataSection& data);
+// Expands the config's patterns in place, so that resolved.yaml names files; chooses the tokenizer, checks the token files against it, and
+// settles the model's vocabulary and end-of-text. Writes nothing.
+RunData choose_data(RunConfig& config);
 
-// Settles data and, with it, the model's vocabulary and end-of-text. Packs texts; where no cache folder can be written, into `fallback`.
-RunData open_data(RunConfig& config, const std::string& fallback);
+// Fills train and valid: token files as they are, texts packed; where no cache folder can be written, into `fallback`.
+void pack_data(const DataSection& config, RunData& data, const std::string& fallback);
 
 }  // namespace bhyt::train

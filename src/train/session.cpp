@@ -13,14 +13,14 @@ namespace {
 
 constexpr const char* kResolved = "resolved.yaml";
 
-// Fails on a config that no model or data can make right, before anything is written. The vocabulary may still be open.
-void check_config(RunConfig& config) {
+// Fails on whatever is wrong with config and data before anything is written.
+RunData check_config(RunConfig& config) {
   parse_device(config.run.device);
-  expand_data(config.data);
-  ModelConfig model = config.model.config;
-  model.vocab = std::max<std::int64_t>(model.vocab, 1);
+  RunData data = choose_data(config);
+  const ModelConfig& model = config.model.config;
   validate(model);
   plan_norms(model.norm, model.layers, model.d, model.eps);
+  return data;
 }
 
 void refuse_or_find(const RunConfig& config, const RunDir& dir, std::optional<Found>& found) {
@@ -91,7 +91,7 @@ std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
   auto session = std::make_unique<Session>();
   Session& s = *session;
   s.config = config;
-  check_config(s.config);
+  s.data = check_config(s.config);
   const Device device = parse_device(s.config.run.device);
   set_num_threads(static_cast<int>(s.config.run.threads));
 
@@ -103,7 +103,7 @@ std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
   if (s.config.run.dtype == "auto") s.config.run.dtype = device.is_cuda() ? "bf16" : "fp32";
   log::open_file((s.dir->path() / "log.txt").string());
 
-  s.data = open_data(s.config, (s.dir->path() / "data").string());
+  pack_data(s.config.data, s.data, (s.dir->path() / "data").string());
   open_loaders(s);
   Json math = mathematics(resolved_tree(s.config));
   math["data.tokenizer"] = fmt::format("{:016x}", s.data.fingerprint);

@@ -283,7 +283,7 @@ TEST(Data, TokenizerVocabularyAndFilesMustAgree) {
   write_language(tmp / "foreign.tok", 3000, 3, {.vocab = kVocab, .end_of_text = 0, .fingerprint = 77, .kind = "bpe"});
   says(error_of(a + Words{"data.tokenizer=bytes", "data.train=" + tmp / "foreign.tok"}),
        "foreign.tok was packed with another tokenizer (bpe, ");
-  EXPECT_FALSE(fs::exists(tmp.path / "a" / "metrics.jsonl"));
+  EXPECT_FALSE(fs::exists(tmp.path / "a"));
 
   log::set_quiet(true);
   EXPECT_EQ(Trainer(config_of(a), {}).config().model.config.vocab, kVocab);
