@@ -37,13 +37,13 @@ demo: build
 	@scripts/demo.sh build/bhyt
 
 test:
-	@scripts/install_deps.sh test
+	@scripts/install_deps.sh test $(if $(and $(KERNELS),$(NVCC)),cuda)
 	cmake --preset $(PRESET) -DBHYT_WERROR=ON -DBHYT_TESTS=ON
 	cmake --build $(BUILD) -j $(JOBS)
 	@ln -sfn $(PRESET)/bhyt build/bhyt
 ifneq ($(and $(KERNELS),$(NVCC),$(filter release,$(PRESET))),)
-	cmake --preset cuda -DBHYT_WERROR=ON -DBHYT_TESTS=ON
-	cmake --build build/cuda -j $(JOBS)
+	cmake --preset cuda -DBHYT_WERROR=ON -DBHYT_TESTS=OFF -DBHYT_BENCH=OFF -DBHYT_CUDA_ARCHS=90a
+	cmake --build build/cuda -j $(JOBS) --target bhyt
 endif
 	ctest --test-dir $(BUILD) --output-on-failure
 

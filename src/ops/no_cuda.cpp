@@ -5,6 +5,7 @@
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/embedding/embedding.h"
 #include "ops/gemm/gemm.h"
+#include "ops/gemm/tuning.h"
 #include "ops/norm/norm.h"
 #include "ops/rope/rope.h"
 #include "ops/swiglu/swiglu.h"
@@ -31,6 +32,9 @@ void embedding(const Tensor&, const Tensor&, const Tensor&, const EmbeddingScale
 void embedding_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const EmbeddingScale&) { absent(); }
 
 void gemm(const Tensor&, const Tensor&, const Tensor&, const GemmOptions&) { absent(); }
+
+std::map<std::string, std::string> tuning() { return {}; }
+void set_tuning(const std::map<std::string, std::string>&) {}
 
 void norm(const NormSite&, const NormForward&) { absent(); }
 void norm_backward(const NormSite&, const NormGrads&, const NormBackward&) { absent(); }

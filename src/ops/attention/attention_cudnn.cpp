@@ -5,12 +5,13 @@
 #ifdef BHYT_CUDNN
 #include <cudnn_frontend.h>
 
+#include <cmath>
 #include <map>
 #include <memory>
 #include <tuple>
 #include <unordered_map>
 
-#include "core/cuda.cuh"
+#include "core/cuda_host.h"
 #endif
 
 namespace bhyt::cuda {
@@ -104,7 +105,7 @@ bool run(const Key& k, std::unordered_map<std::int64_t, void*> pack) {
   const Plan& p = it->second;
   if (!p.graph) return false;
   void* workspace = p.workspace > 0 ? scratch(static_cast<std::size_t>(p.workspace)) : nullptr;
-  const auto status = p.graph->execute(handle(), pack, workspace);
+  auto status = p.graph->execute(handle(), pack, workspace);
   if (!status.is_good()) fail("[attention] cuDNN: " + status.get_message());
   return true;
 }

@@ -1,0 +1,103 @@
+// What every kernel file of ours uses: 16-byte vectors, reductions, and the host's part (core/cuda_host.h).
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include "core/cuda_host.h"
+#include "core/dtype.h"
+
+namespace bhyt::cuda {
+
+// Sixteen bytes of T, as floats.
+template <class T>
+struct Vec;
+template <>
+struct Vec<float> {
+  static constexpr int n = 4;
+  static __device__ __forceinline__ void load(const float* p, float* v) {
+    const float4 r = *reinterpret_cast<const float4*>(p);
+    v[0] = r.x, v[1] = r.y, v[2] = r.z, v[3] = r.w;
+  }
+  static __device__ __forceinline__ void store(float* p, const float* v) {
+    *reinterpret_cast<float4*>(p) = make_float4(v[0], v[1], v[2], v[3]);
+  }
+};
+template <>
+struct Vec<bf16> {
+  static constexpr int n = 8;
+  static __device__ __forceinline__ void load(const bf16* p, float* v) {
+    const uint4 r = *reinterpret_cast<const uint4*>(p);
+    const unsigned u[4] = {r.x, r.y, r.z, r.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      v[2 * i] = __uint_as_float(u[i] << 16);
+      v[2 * i + 1] = __uint_as_float(u[i] & 0xFFFF0000u);
+    }
+  }
+  static __device__ __forceinline__ void store(bf16* p, const float* v) {
+    unsigned u[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const __nv_bfloat162 b = __floats2bfloat162_rn(v[2 * i], v[2 * i + 1]);
+      u[i] = *reinterpret_cast<const unsigned*>(&b);
+    }
+    *reinterpret_cast<uint4*>(p) = make_uint4(u[0], u[1], u[2], u[3]);
+  }
+};
+
+template <class T>
+__device__ __forceinline__ float load1(const T* p) {
+  return to_float(*p);
+}
+__device__ __forceinline__ void store1(float* p, float v) { *p = v; }
+__device__ __forceinline__ void store1(bf16* p, float v) {
+  const __nv_bfloat16 b = __float2bfloat16_rn(v);
+  p->bits = *reinterpret_cast<const unsigned short*>(&b);
+}
+// The value that store1 would leave behind.
+template <class T>
+__device__ __forceinline__ float rounded(float v);
+template <>
+__device__ __forceinline__ float rounded<float>(float v) {
+  return v;
+}
+template <>
+__device__ __forceinline__ float rounded<bf16>(float v) {
+  return __bfloat162float(__float2bfloat16_rn(v));
+}
+
+__device__ __forceinline__ float warp_sum(float v) {
+#pragma unroll
+  for (int o = 16; o > 0; o >>= 1) v += __shfl_xor_sync(0xffffffffu, v, o);
+  return v;
+}
+__device__ __forceinline__ double warp_sum(double v) {
+#pragma unroll
+  for (int o = 16; o > 0; o >>= 1) v += __shfl_xor_sync(0xffffffffu, v, o);
+  return v;
+}
+__device__ __forceinline__ float warp_max(float v) {
+#pragma unroll
+  for (int o = 16; o > 0; o >>= 1) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, o));
+  return v;
+}
+
+// Sum over a block of up to 1024 threads, the same in every thread and in every run. room: 33 values of shared memory.
+template <class F>
+__device__ __forceinline__ F block_sum(F v, F* room) {
+  v = warp_sum(v);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = (blockDim.x + 31) / 32;
+  __syncthreads();
+  if (lane == 0) room[warp] = v;
+  __syncthreads();
+  if (warp == 0) {
+    F s = lane < warps ? room[lane] : F(0);
+    s = warp_sum(s);
+    if (lane == 0) room[32] = s;
+  }
+  __syncthreads();
+  return room[32];
+}
+
+}  // namespace bhyt::cuda

@@ -1,0 +1,164 @@
+// AdamW and the gradient norm over the whole arena, one launch each: the arena is cut into chunks of equal size, kept in a table on the
+// device.
+#include <cmath>
+#include <vector>
+
+#include "core/cuda.cuh"
+#include "ops/adamw/adamw.h"
+
+namespace bhyt::cuda {
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr std::int64_t kChunk = 8192;  // elements
+
+struct Chunk {
+  std::int64_t offset;
+  void* value;  // of the chunk's first element
+  int size;
+  bool bf16_value, decays;
+};
+
+// The table of the last spans seen; a run has one.
+struct Table {
+  std::vector<ArenaSpan> spans;
+  Chunk* chunks = nullptr;
+  int count = 0;
+  double* partial = nullptr;
+};
+
+bool same(const std::vector<ArenaSpan>& a, const std::vector<ArenaSpan>& b) {
+  if (a.size() != b.size()) return false;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    if (a[i].offset != b[i].offset || a[i].size != b[i].size || a[i].value.data != b[i].value.data ||
+        a[i].value.dtype != b[i].value.dtype || a[i].decays != b[i].decays || a[i].frozen != b[i].frozen)
+      return false;
+  return true;
+}
+
+const Table& table(const std::vector<ArenaSpan>& spans) {
+  static Table t;
+  if (t.chunks && same(t.spans, spans)) return t;
+  std::vector<Chunk> chunks;
+  for (const ArenaSpan& s : spans) {
+    if (s.frozen) continue;
+    for (std::int64_t at = 0; at < s.size; at += kChunk)
+      chunks.push_back({s.offset + at, static_cast<char*>(s.value.data) + static_cast<std::size_t>(at) * size_of(s.value.dtype),
+                        static_cast<int>(std::min(kChunk, s.size - at)), s.value.dtype == DType::bf16, s.decays});
+  }
+  BHYT_CUDA(cudaStreamSynchronize(stream()));
+  if (t.chunks) BHYT_CUDA(cudaFree(t.chunks)), BHYT_CUDA(cudaFree(t.partial));
+  const std::size_t count = std::max<std::size_t>(chunks.size(), 1);
+  BHYT_CUDA(cudaMalloc(&t.chunks, count * sizeof(Chunk)));
+  BHYT_CUDA(cudaMalloc(&t.partial, count * sizeof(double)));
+  BHYT_CUDA(cudaMemcpy(t.chunks, chunks.data(), chunks.size() * sizeof(Chunk), cudaMemcpyHostToDevice));
+  t.count = static_cast<int>(chunks.size());
+  t.spans = spans;
+  return t;
+}
+
+__global__ void square_kernel(const Chunk* chunks, const float* gradients, double* partial) {
+  __shared__ double room[33];
+  const Chunk c = chunks[blockIdx.x];
+  const float* g = gradients + c.offset;
+  double s = 0;  // a gradient of 1e20 is large, not infinite
+  if (c.offset % 4 == 0 && c.size % 4 == 0) {
+    for (int i = threadIdx.x * 4; i < c.size; i += kThreads * 4) {
+      const float4 v = *reinterpret_cast<const float4*>(g + i);
+      s +=
+          static_cast<double>(v.x) * v.x + static_cast<double>(v.y) * v.y + static_cast<double>(v.z) * v.z + static_cast<double>(v.w) * v.w;
+    }
+  } else {
+    for (int i = threadIdx.x; i < c.size; i += kThreads) s += static_cast<double>(g[i]) * g[i];
+  }
+  s = block_sum(s, room);
+  if (threadIdx.x == 0) partial[blockIdx.x] = s;
+}
+
+__global__ void norm_kernel(const double* partial, int count, float* norm) {
+  __shared__ double room[33];
+  double s = 0;
+  for (int i = threadIdx.x; i < count; i += blockDim.x) s += partial[i];
+  s = block_sum(s, room);
+  if (threadIdx.x == 0) *norm = static_cast<float>(sqrt(s));
+}
+
+struct Rates {
+  float rate, beta1, beta2, rest1, rest2, inverse2, eps, decay, clip;  // w −= rate·m / (√(v·inverse2) + eps) + decay·w
+};
+
+__device__ __forceinline__ float update(float w, float g, float& m, float& v, const Rates& r, float scale, float decay) {
+  g *= scale;
+  m = r.beta1 * m + r.rest1 * g;
+  v = r.beta2 * v + r.rest2 * g * g;
+  return w - (r.rate * m / (sqrtf(v * r.inverse2) + r.eps) + decay * w);
+}
+
+__global__ void adamw_kernel(const Chunk* chunks, float* master, const float* gradients, float* m, float* v, Rates r,
+                             const float* grad_norm) {
+  float scale = 1;
+  if (grad_norm) {
+    if (!isfinite(*grad_norm)) return;
+    if (r.clip > 0 && *grad_norm > r.clip) scale = r.clip / *grad_norm;
+  }
+  const Chunk c = chunks[blockIdx.x];
+  const float decay = c.decays ? r.decay : 0.f;
+  master += c.offset, gradients += c.offset, m += c.offset, v += c.offset;
+  const bool own = static_cast<void*>(master) != c.value;  // the model computes with a copy in its own type
+  if (c.offset % 4 == 0 && c.size % 4 == 0) {
+    for (int i = threadIdx.x * 4; i < c.size; i += kThreads * 4) {
+      float w[4], g[4], a[4], b[4];
+      Vec<float>::load(master + i, w);
+      Vec<float>::load(gradients + i, g);
+      Vec<float>::load(m + i, a);
+      Vec<float>::load(v + i, b);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) w[k] = update(w[k], g[k], a[k], b[k], r, scale, decay);
+      Vec<float>::store(master + i, w);
+      Vec<float>::store(m + i, a);
+      Vec<float>::store(v + i, b);
+      if (!own) continue;
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        if (c.bf16_value)
+          store1(static_cast<bf16*>(c.value) + i + k, w[k]);
+        else
+          store1(static_cast<float*>(c.value) + i + k, w[k]);
+    }
+    return;
+  }
+  for (int i = threadIdx.x; i < c.size; i += kThreads) {
+    const float w = update(master[i], gradients[i], m[i], v[i], r, scale, decay);
+    master[i] = w;
+    if (!own) continue;
+    if (c.bf16_value)
+      store1(static_cast<bf16*>(c.value) + i, w);
+    else
+      store1(static_cast<float*>(c.value) + i, w);
+  }
+}
+
+}  // namespace
+
+void gradient_norm(const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm) {
+  const Table& t = table(spans);
+  if (t.count) square_kernel<<<t.count, kThreads, 0, stream()>>>(t.chunks, gradients.as<float>(), t.partial);
+  norm_kernel<<<1, 1024, 0, stream()>>>(t.partial, t.count, norm.as<float>());
+  check_launch("gradient_norm");
+}
+
+void adamw(const Tensor& master, const Tensor& gradients, const Tensor& m, const Tensor& v, const std::vector<ArenaSpan>& spans,
+           const AdamW& s) {
+  const Table& t = table(spans);
+  if (!t.count) return;
+  const auto correction = [&](double beta) { return 1.0 - std::pow(beta, static_cast<double>(s.step)); };
+  const auto f = [](double x) { return static_cast<float>(x); };
+  const Rates r{f(s.lr / correction(s.beta1)), f(s.beta1), f(s.beta2), f(1 - s.beta1), f(1 - s.beta2), f(1 / correction(s.beta2)), f(s.eps),
+                f(s.lr * s.weight_decay),      f(s.clip)};
+  adamw_kernel<<<t.count, kThreads, 0, stream()>>>(t.chunks, master.as<float>(), gradients.as<float>(), m.as<float>(), v.as<float>(), r,
+                                                   s.grad_norm ? s.grad_norm.as<float>() : nullptr);
+  check_launch("adamw");
+}
+
+}  // namespace bhyt::cuda
