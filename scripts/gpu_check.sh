@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Runs everything that needs a GPU, from a folder that holds the programs of a CUDA build and their libraries, and leaves logs.
+#   here:         scripts/gpu_bundle.sh                      (cross-builds for x86-64 and fills build/device)
+#   on the GPU:   scripts/gpu_check.sh build/device LOGS [tests] [sanitizer] [parity] [bench] [peers]
+set -uo pipefail
+bundle=$(cd "$1" && pwd)
+logs=$2
+shift 2
+mkdir -p "$logs"
+export LD_LIBRARY_PATH=$bundle:/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}
+bhyt=$bundle/bhyt
+wants() { [[ " ${goals[*]} " == *" $1 "* ]]; }
+goals=("${@:-tests}")
+seconds() { echo "== $1 ($SECONDS s)"; }
+
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee "$logs/machine.txt"
+if wants tests; then
+  for t in test_ops test_model; do
+    [[ -x $bundle/$t ]] || continue
+    seconds "$t"
+    "$bundle/$t" >"$logs/$t.log" 2>&1
+    tail -n 12 "$logs/$t.log" | grep -E "PASSED|FAILED|tests ran"
+  done
+fi
+if wants sanitizer; then
+  for tool in memcheck initcheck racecheck; do
+    seconds "compute-sanitizer $tool"
+    timeout 200 compute-sanitizer --tool "$tool" --error-exitcode 9 "$bundle/test_ops" --gtest_filter="${SANITIZER_FILTER:-Swiglu.Cases:Rope.Cases:Embedding.Cases:AdamW.Cases:CrossEntropy.Cases}" \
+      >"$logs/sanitizer-$tool.log" 2>&1
+    echo "exit $?"
+    grep -E "ERROR SUMMARY|RACECHECK SUMMARY" "$logs/sanitizer-$tool.log"
+  done
+fi
+if wants parity && [[ -d $bundle/fixtures ]]; then
+  seconds "parity"
+  for type in fp32 bf16; do
+    echo "$type"
+    python3 "$bundle/parity.py" "$bhyt" "$bundle/fixtures" device=cuda dtype=$type
+  done | tee "$logs/parity.txt"
+fi
+if wants bench; then
+  train() { "$bhyt" bench train "$@" device=cuda dtype=bf16 --json; }
+  {
+    for norm in rmsnorm bhyt; do
+      seconds "llama-1b $norm" >&2
+      train model.preset=llama-1b train.batch=16 data.seq_len=1024 norm.method=$norm
+    done
+    seconds "llama-374m" >&2
+    train model.preset=llama-374m train.batch=16 data.seq_len=1024
+    seconds "llama-3b" >&2
+    train model.preset=llama-3b train.batch=16 data.seq_len=1024
+    seconds "59M" >&2
+    train model.d=512 model.layers=16 model.heads=8 model.kv_heads=4 model.head_dim=64 model.mlp=1536 model.vocab=16384 train.batch=32 data.seq_len=1024
+    seconds "kernels" >&2
+    "$bhyt" bench norm gemm attention model.preset=llama-1b train.batch=16 data.seq_len=1024 device=cuda dtype=bf16 --json
+  } >"$logs/bench.json" 2>"$logs/bench.log"
+  tail -n 3 "$logs/bench.log"
+fi
+if wants peers && [[ -f $bundle/torch_peers.py ]]; then
+  seconds "peers"
+  python3 "$bundle/torch_peers.py" ${PEERS:-train --quick --size 1b --norms rms,bhyt --modes compile} >"$logs/peers.json" 2>"$logs/peers.log"
+  tail -n 8 "$logs/peers.json"
+fi
+seconds "done"
