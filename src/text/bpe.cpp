@@ -71,6 +71,7 @@ void merge_by_scan(const MergeTable& merges, const TokenId* symbols, std::size_t
     std::copy(ids + best + 2, ids + n, ids + best + 1);
     std::copy(pairs + best + 1, pairs + n - 1, pairs + best);
     --n;
+    if (best + 1 < n) merges.prefetch(ids[best], ids[best + 1]);
     if (best > 0) pairs[best - 1] = merges.find(ids[best - 1], ids[best]);
     if (best + 1 < n) pairs[best] = merges.find(ids[best], ids[best + 1]);
   }

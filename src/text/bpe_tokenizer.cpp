@@ -132,26 +132,50 @@ class BpeTokenizer final : public Tokenizer {
     }
     if (prefix && !text.empty() && !(spec_.prefix_unless_space && text.front() == ' ')) text = changed = " " + std::string(text);
     if (spec_.style == BpeStyle::byte_fallback) return encode_characters(text, ids);
+    // A few words at a time: the cache lines of the later ones are on their way while the first are looked up.
+    Pending pending[16];
+    std::size_t count = 0;
     WordCache& cache = WordCache::get();
-    splitter_(text, [&](std::string_view word) { encode_word(word, cache, ids); });
+    const auto flush = [&] {
+      for (std::size_t i = 0; i < count; ++i) encode_word(pending[i], ids);
+      count = 0;
+    };
+    splitter_(text, [&](std::string_view word) {
+      Pending& p = pending[count++];
+      p.word = word;
+      if (word.size() <= ShortKey::kMax) {
+        p.key = ShortKey(word);
+        p.hash = p.key.hash(word.size());
+        p.entry = &cache.slot(p.hash, owner_);
+        __builtin_prefetch(p.entry);
+      }
+      if (count == std::size(pending)) flush();
+    });
+    flush();
   }
 
-  void encode_word(std::string_view word, WordCache& cache, std::vector<TokenId>& ids) const {
-    if (word.size() > ShortKey::kMax) return encode_new_word(word, hash_bytes(word), ids);
-    const ShortKey key(word);
-    const std::uint64_t hash = key.hash(word.size());
-    WordCache::Entry& e = cache.slot(hash, owner_);
-    const bool hit = e.owner == owner_ && e.size == word.size() && e.key[0] == key.w[0] && e.key[1] == key.w[1] && e.key[2] == key.w[2];
+  struct Pending {
+    std::string_view word;
+    ShortKey key{std::string_view()};
+    std::uint64_t hash = 0;
+    WordCache::Entry* entry = nullptr;
+  };
+
+  void encode_word(const Pending& p, std::vector<TokenId>& ids) const {
+    if (p.word.size() > ShortKey::kMax) return encode_new_word(p.word, hash_bytes(p.word), ids);
+    WordCache::Entry& e = *p.entry;
+    const ShortKey& key = p.key;
+    const bool hit = e.owner == owner_ && e.size == p.word.size() && e.key[0] == key.w[0] && e.key[1] == key.w[1] && e.key[2] == key.w[2];
     if (hit) {
       ids.push_back(e.ids[0]);
       if (e.count > 1) ids.insert(ids.end(), e.ids + 1, e.ids + e.count);
       return;
     }
     const std::size_t before = ids.size();
-    encode_new_word(word, hash, ids);
+    encode_new_word(p.word, p.hash, ids);
     const std::size_t count = ids.size() - before;
     if (count == 0 || count > WordCache::kIds) return;
-    e = {{key.w[0], key.w[1], key.w[2]}, owner_, static_cast<std::uint8_t>(word.size()), static_cast<std::uint8_t>(count), {}};
+    e = {{key.w[0], key.w[1], key.w[2]}, owner_, static_cast<std::uint8_t>(p.word.size()), static_cast<std::uint8_t>(count), {}};
     std::copy_n(ids.data() + before, count, e.ids);
   }
 

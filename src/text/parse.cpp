@@ -9,7 +9,7 @@ namespace bhyt {
 
 namespace {
 
-constexpr TokenId kMostIds = 1 << 24;  // far beyond any vocabulary; keeps one absurd id from taking all memory
+constexpr std::uint64_t kMostIds = 1 << 24;  // far beyond any vocabulary; keeps one absurd id from taking all memory
 
 void push_merge(TokenizerSpec& spec, const Vocabulary& ids, const std::string& left, const std::string& right) {
   const auto a = ids.find(left), b = ids.find(right), whole = ids.find(left + right);
@@ -37,9 +37,8 @@ nlohmann::json parse_json(std::string_view text, const char* name) {
 }
 
 TokenId read_id(const nlohmann::json& j, const char* where) {
-  check(j.is_number_integer() && j.get<std::int64_t>() >= 0 && j.get<std::int64_t>() < kMostIds &&
-            (!j.is_number_unsigned() || j.get<std::uint64_t>() < kMostIds),
-        "{}: expected an id from 0 to {}, got {}", where, kMostIds - 1, j.dump(-1, ' ', true));
+  const bool fits = j.is_number_unsigned() ? j.get<std::uint64_t>() < kMostIds : j.is_number_integer() && j.get<std::int64_t>() >= 0;
+  if (!fits) fail(fmt::format("{}: expected an id from 0 to {}, got {}", where, kMostIds - 1, j.dump(-1, ' ', true).substr(0, 120)));
   return j.get<TokenId>();
 }
 
@@ -68,8 +67,8 @@ void read_merges(TokenizerSpec& spec, const Vocabulary& ids, const nlohmann::jso
       push_merge(spec, ids, j.get_ref<const std::string&>());
       continue;
     }
-    check(j.is_array() && j.size() == 2 && j[0].is_string() && j[1].is_string(),
-          "[tokenizer.json] model.merges: expected \"a b\" or [\"a\", \"b\"], got {}", j.dump(-1, ' ', true).substr(0, 120));
+    if (!j.is_array() || j.size() != 2 || !j[0].is_string() || !j[1].is_string())
+      fail(fmt::format("[tokenizer.json] model.merges: expected \"a b\" or [\"a\", \"b\"], got {}", j.dump(-1, ' ', true).substr(0, 120)));
     push_merge(spec, ids, j[0].get_ref<const std::string&>(), j[1].get_ref<const std::string&>());
   }
 }

@@ -1,6 +1,5 @@
 // Llama-3's tiktoken ranks (tokenizer.model) and llama2.c's tokenizer.bin.
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <charconv>
 #include <cmath>
@@ -8,6 +7,7 @@
 #include <set>
 
 #include "core/check.h"
+#include "text/bpe.h"
 #include "text/parse.h"
 
 namespace bhyt {
@@ -80,7 +80,6 @@ class Bytes {
 
 TokenizerSpec read_tiktoken(std::string_view model) {
   TokenizerSpec spec;
-  std::set<std::string> seen;
   for (std::size_t line = 1; !model.empty(); ++line) {
     const std::size_t end = std::min(model.find('\n'), model.size());
     std::string_view text = model.substr(0, end);
@@ -97,11 +96,14 @@ TokenizerSpec read_tiktoken(std::string_view model) {
     check(rank == std::ssize(spec.pieces), "[tiktoken] line {}: expected rank {}, got {}", line, spec.pieces.size(), rank);
     std::string piece = base64(text.substr(0, space), line);
     check(piece.size() <= kLongestPiece, "[tiktoken] line {}: expected at most {} bytes, got {}", line, kLongestPiece, piece.size());
-    check(seen.insert(piece).second, "[tiktoken] line {}: expected a token not seen before, got {:?} again", line, piece);
     set_piece(spec, rank, std::move(piece), PieceKind::text);
   }
   // The file names no pattern and no special tokens: they are known for Llama-3 alone, and a guess would give wrong ids.
   check(spec.pieces.size() == kLlama3Ranks, "[tiktoken] expected the {} ranks of Llama-3, got {}", kLlama3Ranks, spec.pieces.size());
+  const PieceTable pieces(spec);
+  for (std::size_t i = 0; i < kLlama3Ranks; ++i)
+    check(pieces.find(spec.pieces[i]) == static_cast<TokenId>(i), "[tiktoken] rank {}: expected a token not seen before, got {:?} again", i,
+          spec.pieces[i]);
   std::vector<std::int64_t> ranks(kLlama3Ranks);
   for (std::size_t i = 0; i < ranks.size(); ++i) ranks[i] = static_cast<std::int64_t>(i);
   spec.merges = merges_from_ranks(spec, ranks);

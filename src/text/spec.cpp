@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <tuple>
-#include <unordered_map>
+
+#include "text/bpe.h"
 
 namespace bhyt {
 
@@ -75,18 +76,19 @@ void find_roles(TokenizerSpec& spec) {
 }
 
 std::vector<Merge> merges_from_ranks(const TokenizerSpec& spec, const std::vector<std::int64_t>& rank_of) {
-  std::unordered_map<std::string_view, TokenId> ids;
-  ids.reserve(spec.pieces.size());
-  for (std::size_t i = 0; i < spec.pieces.size(); ++i)
-    if (rank_of[i] >= 0) ids.emplace(spec.pieces[i], static_cast<TokenId>(i));
+  const PieceTable ids(spec);
+  const auto find = [&](std::string_view part) {
+    const TokenId id = ids.find(part);
+    return id >= 0 && rank_of[static_cast<std::size_t>(id)] >= 0 ? id : -1;
+  };
   std::vector<Merge> merges;
-  for (const auto& [piece, id] : ids) {
+  for (std::size_t i = 0; i < spec.pieces.size(); ++i) {
+    if (rank_of[i] < 0) continue;
+    const std::string_view piece = spec.pieces[i];
     for (std::size_t cut = 1; cut < piece.size(); ++cut) {
-      const auto left = ids.find(piece.substr(0, cut));
-      if (left == ids.end()) continue;
-      const auto right = ids.find(piece.substr(cut));
-      if (right == ids.end()) continue;
-      merges.push_back({left->second, right->second, id, static_cast<std::uint32_t>(rank_of[static_cast<std::size_t>(id)])});
+      const TokenId left = find(piece.substr(0, cut));
+      const TokenId right = left < 0 ? -1 : find(piece.substr(cut));
+      if (right >= 0) merges.push_back({left, right, static_cast<TokenId>(i), static_cast<std::uint32_t>(rank_of[i])});
     }
   }
   std::sort(merges.begin(), merges.end(), [](const Merge& a, const Merge& b) {

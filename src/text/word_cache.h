@@ -26,7 +26,7 @@ class WordCache {
   Entry& slot(std::uint64_t hash, std::uint32_t owner) { return entries_[(hash ^ owner) & (kEntries - 1)]; }
 
  private:
-  static constexpr std::size_t kEntries = 1 << 15;
+  static constexpr std::size_t kEntries = 1 << 16;
   std::unique_ptr<Entry[]> entries_ = std::make_unique<Entry[]>(kEntries);
 };
 
