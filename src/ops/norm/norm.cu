@@ -30,6 +30,25 @@ __device__ __forceinline__ int column(int chunk) {
   return (chunk * G + threadIdx.x % G) * Vec<T>::n;
 }
 
+// V consecutive parameters from a multiple of V on, by 16-byte loads: one by one they would cost more than the row itself.
+template <int V>
+__device__ __forceinline__ void load_params(const float* p, int col, float* v) {
+#pragma unroll
+  for (int i = 0; i < V; i += 4) Vec<float>::load(p + col + i, v + i);
+}
+
+// The hardware's tanh, within 2^-10.9 of the value: a quarter of a bf16 rounding step. fp32 rows take core/math.h's.
+struct HardTanhMap {
+  __device__ __forceinline__ static float value(float u) {
+    float y;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(u));
+    return y;
+  }
+  __device__ __forceinline__ static float slope(float, float y) { return 1.f - y * y; }
+};
+template <class T, class M>
+using Fast = std::conditional_t<std::is_same_v<T, bf16> && std::is_same_v<M, TanhMap>, HardTanhMap, M>;
+
 template <class T>
 struct Matrix {
   T* data;
@@ -88,9 +107,12 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(NormParams p, Matrix<
   if (p.gate) {
 #pragma unroll
     for (int k = 0; k < kChunks; ++k)
-      if (const int col = column<T, G>(k); col < p.c)
+      if (const int col = column<T, G>(k); col < p.c) {
+        float b[V];
+        load_params<V>(p.direction, col, b);
 #pragma unroll
-        for (int i = 0; i < V; ++i) s1 += v[k][i] * p.direction[col + i];
+        for (int i = 0; i < V; ++i) s1 += v[k][i] * b[i];
+      }
     s1 = group_sum<G>(s1, room);
   }
   if (!live) return;
@@ -101,11 +123,14 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(NormParams p, Matrix<
   for (int k = 0; k < kChunks; ++k) {
     const int col = column<T, G>(k);
     if (col >= p.c) continue;
-    float out[V];
+    float out[V], gamma[V], extra[V] = {};  // extra: SeeDNorm's g, or β
+    load_params<V>(p.gamma, col, gamma);
+    if (p.gate) load_params<V>(p.gate, col, extra);
+    if (p.beta) load_params<V>(p.beta, col, extra);
 #pragma unroll
     for (int i = 0; i < V; ++i) {
-      const float gamma = p.gamma[col + i] + (p.gate ? t * p.gate[col + i] : 0.f);
-      out[i] = gamma * M::value(r.a * (v[k][i] - r.mean) + shift) + (p.beta ? p.beta[col + i] : 0.f);
+      const float g = gamma[i] + (p.gate ? t * extra[i] : 0.f);
+      out[i] = g * M::value(r.a * (v[k][i] - r.mean) + shift) + (p.beta ? extra[i] : 0.f);
     }
     Vec<T>::store(z.data + row * z.ld + col, out);
   }
@@ -143,14 +168,17 @@ __global__ void __launch_bounds__(kThreads)
     for (int k = 0; k < kChunks; ++k) {
       const int col = column<T, G>(k);
       if (!live || col >= p.c) continue;
+      float gammas[V], gates[V];
+      load_params<V>(p.gamma, col, gammas);
+      if constexpr (W == 3) load_params<V>(p.gate, col, gates);
 #pragma unroll
       for (int i = 0; i < V; ++i) {
         const float centred = v[k][i] - r.mean, u = r.a * centred + shift, y = M::value(u), d = g[k][i];
-        float gamma = p.gamma[col + i];
+        float gamma = gammas[i];
         acc[0][k][i] += d * y;
         if constexpr (W == 2) acc[1][k][i] += d;
         if constexpr (W == 3) {
-          const float gate = p.gate[col + i];
+          const float gate = gates[i];
           gamma += t * gate;
           acc[1][k][i] += t * d * y;
           dt += d * y * gate;
@@ -170,13 +198,14 @@ __global__ void __launch_bounds__(kThreads)
     for (int k = 0; k < kChunks; ++k) {
       const int col = column<T, G>(k);
       if (col >= p.c) continue;
-      float out[V] = {};
+      float out[V] = {}, b[V];
       if (accumulate) Vec<T>::load(dx.data + row * dx.ld + col, out);
+      if constexpr (W == 3) load_params<V>(p.direction, col, b);
 #pragma unroll
       for (int i = 0; i < V; ++i) {
         out[i] += r.a * g[k][i] + reach.slope * v[k][i] + reach.level;
         if constexpr (W == 3) {
-          out[i] += dp * p.direction[col + i];
+          out[i] += dp * b[i];
           acc[2][k][i] += dp * v[k][i];
         }
       }
@@ -233,8 +262,9 @@ __global__ void scalars_kernel(const float* sums, std::int64_t count, float* sca
 }
 
 template <class T>
-bool fits(std::int64_t c) {
-  return c % Vec<T>::n == 0 && c <= kThreads * Vec<T>::n * kChunks;
+bool fits(std::int64_t c, const NormSite& s) {
+  return c % Vec<T>::n == 0 && c <= kThreads * Vec<T>::n * kChunks && aligned16(s.gamma) && aligned16(s.beta) && aligned16(s.gate) &&
+         aligned16(s.direction);
 }
 
 // The narrowest group whose threads hold a row of c elements.
@@ -277,12 +307,12 @@ void norm(const NormSite& site, const NormForward& call) {
   if (p.n == 0) return;
   dispatch_float(call.x.dtype, [&](auto t) {
     using T = decltype(t);
-    if (!fits<T>(p.c) || !aligned16(call.x) || !aligned16(call.add) || !aligned16(call.sum) || !aligned16(call.z))
+    if (!fits<T>(p.c, site) || !aligned16(call.x) || !aligned16(call.add) || !aligned16(call.sum) || !aligned16(call.z))
       return norm_rows(site, call);
     dispatch_map(site.map, [&](auto m) {
       with_group<T>(p.c, [&](auto g) {
         constexpr int G = decltype(g)::value;
-        forward_kernel<T, decltype(m), G><<<blocks_for(p.n, kThreads / G), kThreads, 0, stream()>>>(
+        forward_kernel<T, Fast<T, decltype(m)>, G><<<blocks_for(p.n, kThreads / G), kThreads, 0, stream()>>>(
             p, matrix<T>(call.x), matrix<T>(call.add), matrix<T>(call.sum), matrix<T>(call.z));
       });
     });
@@ -296,10 +326,11 @@ void norm_backward(const NormSite& site, const NormGrads& grads, const NormBackw
   if (p.n == 0) return;
   dispatch_float(call.x.dtype, [&](auto t) {
     using T = decltype(t);
-    if (!fits<T>(p.c) || !aligned16(call.x) || !aligned16(call.dz) || !aligned16(call.dx)) return norm_backward_rows(site, grads, call);
+    if (!fits<T>(p.c, site) || !aligned16(call.x) || !aligned16(call.dz) || !aligned16(call.dx))
+      return norm_backward_rows(site, grads, call);
     // Only these combinations of map and column sums exist in the family.
     if (site.gate) return launch_backward<T, IdMap, 3>(p, site, grads, call);
-    if (site.map == Map::tanh && !site.beta) return launch_backward<T, TanhMap, 1>(p, site, grads, call);
+    if (site.map == Map::tanh && !site.beta) return launch_backward<T, Fast<T, TanhMap>, 1>(p, site, grads, call);
     if (site.map == Map::id && !site.beta) return launch_backward<T, IdMap, 1>(p, site, grads, call);
     if (site.map == Map::id) return launch_backward<T, IdMap, 2>(p, site, grads, call);
     if (site.map == Map::erf) return launch_backward<T, ErfMap, 2>(p, site, grads, call);
