@@ -43,7 +43,7 @@ test:
 	@ln -sfn $(PRESET)/bhyt build/bhyt
 ifneq ($(and $(KERNELS),$(NVCC),$(filter release,$(PRESET))),)
 	cmake --preset cuda -DBHYT_WERROR=ON -DBHYT_TESTS=OFF -DBHYT_BENCH=OFF -DBHYT_CUDA_ARCHS=90a
-	cmake --build build/cuda -j $(JOBS) --target bhyt
+	cmake --build build/cuda -j $(JOBS) --target bhyt_core bhyt_ops
 endif
 	ctest --test-dir $(BUILD) --output-on-failure
 
