@@ -84,12 +84,15 @@ Arrays draw(const std::vector<Input>& inputs, DType dtype, std::uint64_t seed) {
     const std::int64_t cols = in.shape.empty() ? 1 : in.shape.back();
     for (std::int64_t i = 0; i < static_cast<std::int64_t>(v.size()); ++i) {
       const std::int64_t row = i / cols, col = i % cols;
-      double x = in.scale * rng.normal();
-      if (in.fill == Fill::uniform) x = in.scale * (2 * rng.uniform() - 1);
-      if (in.fill == Fill::integers) x = static_cast<double>(rng.below(static_cast<std::uint64_t>(in.scale)));
-      if (in.fill == Fill::outlier && col == (row * 7 + 3) % cols) x *= 1e4;
-      if (in.fill == Fill::zero_rows && row % 3 == 1) x = 0;
-      x = in.make ? in.make(rng, i) : x + in.offset;
+      double x = 0;
+      if (in.make)
+        x = in.make(rng, i);
+      else if (in.fill == Fill::uniform)
+        x = in.offset + in.scale * (2 * rng.uniform() - 1);
+      else if (in.fill == Fill::integers)
+        x = in.offset + static_cast<double>(rng.below(static_cast<std::uint64_t>(in.scale)));
+      else if (in.fill != Fill::zero_rows || row % 3 != 1)
+        x = in.offset + in.scale * rng.normal() * (in.fill == Fill::outlier && col == (row * 7 + 3) % cols ? 1e4 : 1);
       v[static_cast<std::size_t>(i)] = rounded(x, type_of(in, dtype));
     }
   }

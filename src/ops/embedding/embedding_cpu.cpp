@@ -57,7 +57,11 @@ void embedding(const Tensor& tokens, const Tensor& table, const Tensor& out, con
   const float s = value_of(scale);
   dispatch_float(table.dtype, [&]<class T>(T) {
     parallel_for(tokens.size(), rows_per_task(table), [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) scale_row(table.as<T>() + token[i] * table.ld, s, out.as<T>() + i * out.ld, table.cols());
+      for (std::int64_t i = begin; i < end; ++i) {
+        const T* from = table.as<T>() + token[i] * table.ld;
+        T* to = out.as<T>() + i * out.ld;
+        s == 1.0f ? void(std::copy_n(from, table.cols(), to)) : scale_row(from, s, to, table.cols());
+      }
     });
   });
 }
@@ -68,7 +72,7 @@ void embedding_backward(const Tensor& tokens, const Tensor& table, const Tensor&
   const std::int64_t n = tokens.size(), c = table.cols(), pieces = (c + kPiece - 1) / kPiece;
   const float s = value_of(scale);
 
-  // Rows in the order of their tokens; equal tokens keep their order, and one task adds them one after the other.
+  // Rows in the order of their tokens; equal tokens keep their order, and one task adds them up before the table sees them.
   std::vector<std::int64_t> order(static_cast<std::size_t>(n)), first;
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) { return token[a] < token[b]; });
@@ -82,10 +86,11 @@ void embedding_backward(const Tensor& tokens, const Tensor& table, const Tensor&
       for (std::int64_t task = begin; task < end; ++task) {
         const auto group = static_cast<std::size_t>(task / pieces);
         const std::int64_t column = task % pieces * kPiece, width = std::min(kPiece, c - column);
-        for (std::int64_t i = first[group]; i < first[group + 1]; ++i) {
-          const std::int64_t row = order[static_cast<std::size_t>(i)];
-          add_row(dout.as<T>() + row * dout.ld + column, s, dtable.as<float>() + token[row] * dtable.ld + column, width);
-        }
+        float sum[kPiece] = {};
+        for (std::int64_t i = first[group]; i < first[group + 1]; ++i)
+          add_row(dout.as<T>() + order[static_cast<std::size_t>(i)] * dout.ld + column, 1.0f, sum, width);
+        const std::int64_t row = token[order[static_cast<std::size_t>(first[group])]];
+        add_row(sum, s, dtable.as<float>() + row * dtable.ld + column, width);
       }
     });
     if (!scale.dlearned) return;
