@@ -104,6 +104,8 @@ std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
   log::open_file((s.dir->path() / "log.txt").string());
 
   pack_data(s.config.data, s.data, (s.dir->path() / "data").string());
+  if (!s.data.tokenizer)
+    log::info("the token files name no tokenizer that is at hand: checkpoints will hold none (data.tokenizer=PATH adds one)");
   open_loaders(s);
   Json math = mathematics(resolved_tree(s.config));
   math["data.tokenizer"] = fmt::format("{:016x}", s.data.fingerprint);

@@ -7,6 +7,7 @@
 
 #include "core/log.h"
 #include "model/checkpoint.h"
+#include "model/safetensors.h"
 #include "tests/train/helpers.h"
 #include "train/run_dir.h"
 
@@ -208,6 +209,31 @@ TEST(Trainer, LearnsAndReportsAsTheInterfaceSays) {
   EXPECT_EQ(state["best_metric"], valid[1]);
 }
 
+TEST(Trainer, RefreshesTheConstantOfTheApproximation) {
+  const Folder tmp;
+  const auto stored = [](const fs::path& checkpoint) {
+    const SafeTensors file(checkpoint / "optimizer.safetensors");
+    std::vector<float> c(2);
+    SafeTensors::to_float(file.at("c_attn"), 0, 2, c.data());
+    return c;
+  };
+  const auto of_weights = [](const fs::path& checkpoint) {
+    const auto model = load_model(checkpoint, Device::cpu(), DType::f32);
+    const auto* c = model->constants().as<float>();
+    return std::vector<float>(c, c + 2);
+  };
+  train(small_run(tmp, "often") + Words{"norm.refresh=4", "train.steps=8"});
+  const fs::path often = tmp.path / "often";
+  EXPECT_EQ(stored(often / "checkpoint-4"), of_weights(often / "checkpoint-4"));
+  EXPECT_EQ(stored(often / "checkpoint-8"), of_weights(often / "checkpoint-8"));
+  EXPECT_NE(stored(often / "checkpoint-4"), stored(often / "checkpoint-8"));
+  train(small_run(tmp, "never") + Words{"norm.refresh=9", "train.steps=8"});
+  const fs::path never = tmp.path / "never";
+  EXPECT_EQ(stored(never / "checkpoint-4"), stored(never / "checkpoint-8"));
+  EXPECT_NE(stored(never / "checkpoint-4"), of_weights(never / "checkpoint-4"));
+  EXPECT_GT(stored(never / "checkpoint-4")[0], 0);  // computed once, right after the initialisation
+}
+
 TEST(Trainer, KeepsTheNewest) {
   const Folder tmp;
   train(small_run(tmp, "a") + Words{"train.save_every=2", "train.keep=2"});
@@ -259,6 +285,20 @@ TEST(Skipping, ABadStepIsRecordedAndChangesNothing) {
   EXPECT_EQ(state["bhyt"]["progress"]["skipped_in_row"], 0);
   EXPECT_FALSE(fs::exists(tmp.path / "a" / "checkpoint-4"));  // not while in doubt
   EXPECT_TRUE(fs::exists(tmp.path / "a" / "checkpoint-8"));
+}
+
+TEST(Skipping, SkippedStepsAreRememberedOnResume) {
+  const Folder tmp;
+  train(small_run(tmp, "a"), poison(3, 5));
+  const Words b = small_run(tmp, "b") + Words{"resume=auto"};
+  TrainerOptions both = poison(3, 5);
+  both.before_step = [bad = both.before_step](Model& model, std::int64_t step) {
+    bad(model, step);
+    if (step == 10) throw Killed();
+  };
+  EXPECT_THROW(train(b, both), Killed);
+  train(b);
+  expect_same_runs(tmp.path / "a", tmp.path / "b");
 }
 
 TEST(Skipping, TooManyInARowStopTheRun) {
