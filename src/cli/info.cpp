@@ -31,23 +31,40 @@ std::string counted(std::uint64_t n) {
   return s;
 }
 
-// The tree for people: one line a value, maps indented under their key, nulls left out.
+std::string shown(const Json& v) {
+  if (v.is_string()) return v.get<std::string>();
+  if (v.is_number_unsigned()) return counted(v.get<std::uint64_t>());
+  if (!v.is_object()) return v.dump();
+  std::string line;  // a map inside a list: its values on one line, the first being its name
+  for (const auto& [key, value] : v.items()) line += line.empty() ? shown(value) : fmt::format("  {} {}", shown(value), key);
+  return line;
+}
+
+// The tree for people: one line a value, maps and lists of maps indented under their key, nulls left out.
 void print(const Json& j, int depth = 0) {
   for (const auto& [key, value] : j.items()) {
     if (value.is_null()) continue;
-    fmt::print("{:{}}{:<{}} ", "", depth * 2, key, 16 - depth * 2);
+    fmt::print("{:{}}{:<{}} ", "", depth * 2, key, 20 - depth * 2);
     if (value.is_object()) {
       fmt::print("\n");
       print(value, depth + 1);
-    } else if (value.is_array() && !value.empty() && (value[0].is_object() || value[0].is_string())) {
+    } else if (value.is_array() && !value.empty() && !value[0].is_number()) {
       fmt::print("\n");
-      for (const Json& v : value) fmt::print("{:{}}{}\n", "", depth * 2 + 2, v.is_string() ? v.get<std::string>() : v.dump());
+      for (const Json& v : value) fmt::print("{:{}}{}\n", "", depth * 2 + 2, shown(v));
     } else {
-      fmt::print("{}\n", value.is_string()            ? value.get<std::string>()
-                         : value.is_number_unsigned() ? counted(value.get<std::uint64_t>())
-                                                      : value.dump());
+      fmt::print("{}\n", shown(value));
     }
   }
+}
+
+// For people only what was chosen: the method and what differs from its defaults.
+void leave_out_defaults(Json& norm) {
+  NormConfig defaults;
+  defaults.method = norm["method"].get<std::string>();
+  const Json usual = schema::write(defaults);
+  const bool bounded = method(defaults.method).scale == ScaleKind::lambda;
+  for (const auto& [key, value] : usual.items())
+    if (key != "method" && norm[key] == value && !(bounded && (key == "kappa" || key == "lambda"))) norm.erase(key);
 }
 
 Json describe_config(const ModelConfig& c) {
@@ -184,10 +201,12 @@ Json describe_run(const fs::path& dir) {
 int show(const Json& described, const std::vector<std::string>& problems, bool json) {
   Json j = described;
   j["integrity"] = problems.empty() ? Json("ok") : Json(problems);
-  if (json)
+  if (json) {
     fmt::print("{}\n", j.dump(2, ' ', false, Json::error_handler_t::replace));
-  else
+  } else {
+    if (j.contains("norm")) leave_out_defaults(j["norm"]);
     print(j);
+  }
   return problems.empty() ? 0 : 1;
 }
 
