@@ -12,7 +12,7 @@ enum class Level { info, warning, error };
 void write(Level level, const std::string& text);
 void open_file(const std::string& path);  // appends, with time stamps
 void close_file();
-void set_quiet(bool quiet);               // keeps info off stderr
+void set_quiet(bool quiet);  // keeps info off stderr
 
 template <class... Args>
 void info(fmt::format_string<Args...> f, Args&&... args) {
@@ -44,8 +44,8 @@ class Progress {
 };
 
 bool stderr_is_terminal();
-bool use_color();                                  // a terminal, and NO_COLOR unset
+bool use_color();                                                 // a terminal, and NO_COLOR unset
 std::string human_count(double n, const std::string& unit = "");  // 71.8K, 1.24B; with unit "B": 94.1 MB
-std::string human_time(double seconds);            // 1:15:42
+std::string human_time(double seconds);                           // 1:15:42
 
 }  // namespace bhyt::log

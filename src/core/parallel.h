@@ -27,7 +27,8 @@ void parallel_run(std::int64_t tasks, void (*run)(void*, std::int64_t), void* co
 template <class F>
 void parallel_tasks(std::int64_t tasks, F&& f) {
   detail::parallel_run(
-      tasks, [](void* c, std::int64_t i) { (*static_cast<std::remove_reference_t<F>*>(c))(i); }, const_cast<void*>(static_cast<const void*>(&f)));
+      tasks, [](void* c, std::int64_t i) { (*static_cast<std::remove_reference_t<F>*>(c))(i); },
+      const_cast<void*>(static_cast<const void*>(&f)));
 }
 
 // Calls f(begin, end) over [0, n) in pieces of `grain`, the last one shorter.

@@ -23,8 +23,8 @@ constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
 // What a number may be. Unset bounds are NaN.
 struct Range {
-  double above = kNone, below = kNone;      // exclusive
-  double at_least = kNone, at_most = kNone; // inclusive
+  double above = kNone, below = kNone;       // exclusive
+  double at_least = kNone, at_most = kNone;  // inclusive
 };
 
 template <class E>

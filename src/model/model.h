@@ -75,7 +75,8 @@ class Model {
 
   void set_observer(Observer observer);
 
-  // Generation: one sequence, keys and values kept. Feeds n tokens at positions past…, returns the logits of the last, fp32 [V] on the host.
+  // Generation: one sequence, keys and values kept. Feeds n tokens at positions past…, returns the logits of the last, fp32 [V] on the
+  // host.
   class Cache;
   std::unique_ptr<Cache, void (*)(Cache*)> make_cache(std::int64_t max_tokens) const;
   void decode(Cache& cache, const std::int32_t* tokens, std::int64_t n, std::vector<float>& logits);

@@ -28,15 +28,18 @@ struct AdamW {
 void gradient_norm(const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm);
 
 // master, gradients, m, v: fp32, one arena each. Decoupled weight decay: w −= lr·(m̂/(√v̂+eps) + wd·w).
-void adamw(const Tensor& master, const Tensor& gradients, const Tensor& m, const Tensor& v, const std::vector<ArenaSpan>& spans, const AdamW& step);
+void adamw(const Tensor& master, const Tensor& gradients, const Tensor& m, const Tensor& v, const std::vector<ArenaSpan>& spans,
+           const AdamW& step);
 
 namespace cpu {
 void gradient_norm(const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm);
-void adamw(const Tensor& master, const Tensor& gradients, const Tensor& m, const Tensor& v, const std::vector<ArenaSpan>& spans, const AdamW& step);
+void adamw(const Tensor& master, const Tensor& gradients, const Tensor& m, const Tensor& v, const std::vector<ArenaSpan>& spans,
+           const AdamW& step);
 }  // namespace cpu
 namespace cuda {
 void gradient_norm(const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm);
-void adamw(const Tensor& master, const Tensor& gradients, const Tensor& m, const Tensor& v, const std::vector<ArenaSpan>& spans, const AdamW& step);
+void adamw(const Tensor& master, const Tensor& gradients, const Tensor& m, const Tensor& v, const std::vector<ArenaSpan>& spans,
+           const AdamW& step);
 }  // namespace cuda
 
 }  // namespace bhyt

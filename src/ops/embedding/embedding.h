@@ -15,7 +15,8 @@ struct EmbeddingScale {
 // tokens int32 [N], table [V,C], out [N,C] of the same type: out = table[token] · scale.
 void embedding(const Tensor& tokens, const Tensor& table, const Tensor& out, const EmbeddingScale& scale = {});
 // dtable [V,C] fp32 += ; rows that share a token are summed in order, so the bits do not depend on the threads.
-void embedding_backward(const Tensor& tokens, const Tensor& table, const Tensor& dout, const Tensor& dtable, const EmbeddingScale& scale = {});
+void embedding_backward(const Tensor& tokens, const Tensor& table, const Tensor& dout, const Tensor& dtable,
+                        const EmbeddingScale& scale = {});
 
 namespace cpu {
 void embedding(const Tensor& tokens, const Tensor& table, const Tensor& out, const EmbeddingScale& scale);
