@@ -21,7 +21,7 @@ struct Layout {
 
   Tensor take(DType type, std::initializer_list<std::int64_t> dims) {
     Tensor t(nullptr, type, device, dims);
-    t.data = base + bytes;
+    t.data = base ? base + bytes : nullptr;
     bytes += (t.bytes() + 255) / 256 * 256;
     return t;
   }
