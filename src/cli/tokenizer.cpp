@@ -1,8 +1,8 @@
-// bhyt tokenizer train | encode | decode | info.
+// bhyt tokenizer train | encode | decode | convert | info.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
-#include <cstring>
-#include <iostream>
+#include <filesystem>
 #include <iterator>
 #include <nlohmann/json.hpp>
 
@@ -30,7 +30,7 @@ struct TrainArgs {
 };
 
 struct CodeArgs {
-  std::string tokenizer;
+  std::string tokenizer, out;
   bool no_special = false, special = false, lines = false, json = false;
 };
 
@@ -38,6 +38,7 @@ struct CodeArgs {
 struct Chunk {
   std::string data;
   const InputFile* file = nullptr;
+  std::int64_t first_line = 1;
   std::uint64_t consumed = 0;
 };
 
@@ -50,8 +51,10 @@ class ChunkReader {
     if (!stream_) {
       if (at_ == files_.size()) return false;
       stream_ = open_input(files_[at_]);
+      line_ = 1;
     }
     chunk.file = &files_[at_];
+    chunk.first_line = line_;
     chunk.data.swap(rest_);
     rest_.clear();
     const bool lines = chunk.file->records == Records::jsonl;
@@ -70,6 +73,8 @@ class ChunkReader {
       if (ended) done_ += files_[at_++].bytes;
       if (ended) stream_.reset();
     }
+    if (lines && line_ == 1 && chunk.data.starts_with("\xEF\xBB\xBF")) chunk.data.erase(0, 3);  // a byte order mark
+    line_ += std::count(chunk.data.begin(), chunk.data.end(), '\n');
     chunk.consumed = done_ + (stream_ ? stream_->consumed() : 0);
     return true;
   }
@@ -80,6 +85,7 @@ class ChunkReader {
   std::size_t at_ = 0;
   std::unique_ptr<InputStream> stream_;
   std::string rest_;
+  std::int64_t line_ = 1;
   std::uint64_t done_ = 0;
 };
 
@@ -87,13 +93,13 @@ void count_chunk(BpeTrainer& trainer, const Chunk& chunk, const std::string& key
   if (chunk.file->records != Records::jsonl) return trainer.count(chunk.data);
   JsonText json(key);
   std::string_view rest = chunk.data;
-  while (!rest.empty()) {
+  for (std::int64_t number = chunk.first_line; !rest.empty(); ++number) {
     const std::size_t end = std::min(rest.find('\n'), rest.size());
     const std::string_view line = rest.substr(0, end);
     rest.remove_prefix(std::min(end + 1, rest.size()));
     if (line.find_first_not_of(" \t\r") == line.npos) continue;
     std::string_view text;
-    check(json.scan(line, text), "{}: {} in {:?}", chunk.file->path, json.error(), line.substr(0, 60));
+    check(json.scan(line, text), "{}:{}: {}", chunk.file->path, number, json.error());
     trainer.count(text);
   }
 }
@@ -200,6 +206,14 @@ int decode(const CodeArgs& args) {
   return 0;
 }
 
+int convert(const CodeArgs& args) {
+  const auto tokenizer = load_tokenizer(args.tokenizer);
+  std::filesystem::create_directories(args.out);
+  tokenizer->save(args.out);
+  log::info("{} tokens in {}", tokenizer->vocab_size(), args.out);
+  return 0;
+}
+
 int info(const CodeArgs& args) {
   const auto t = load_tokenizer(args.tokenizer);
   nlohmann::ordered_json j{{"kind", t->kind()}, {"vocab_size", t->vocab_size()}};
@@ -249,6 +263,8 @@ int cmd_tokenizer(const Args& args) {
   CLI::App* decoder = code("decode", "JSON arrays of ids on stdin to text");
   decoder->add_flag("--special", c.special, "write the text of special tokens too");
   decoder->add_flag("--lines", c.lines, "end each text with a newline");
+  CLI::App* converter = code("convert", "write it as tokenizer.json and its companions, which transformers loads");
+  converter->add_option("--out", c.out, "folder to write to")->required();
   CLI::App* teller = app.add_subcommand("info", "what a tokenizer is");
   teller->add_option("--tokenizer,tokenizer", c.tokenizer, "bytes, a tokenizer file or a folder that holds one")->required();
   teller->add_flag("--json", c.json, "as one JSON value");
@@ -257,6 +273,7 @@ int cmd_tokenizer(const Args& args) {
   if (trainer->parsed()) return train(t);
   if (encoder->parsed()) return encode(c);
   if (decoder->parsed()) return decode(c);
+  if (converter->parsed()) return convert(c);
   return info(c);
 }
 

@@ -76,26 +76,30 @@ class BpeTokenizer final : public Tokenizer {
     if (options.special) ids.insert(ids.end(), spec_.after.begin(), spec_.after.end());
   }
 
-  std::string piece(TokenId id, bool special) const override {
-    const auto i = static_cast<std::size_t>(id);
-    check(id >= 0 && i < spec_.pieces.size(), "[tokenizer] expected an id below {}, got {}", spec_.pieces.size(), id);
-    if (!added_[i]) return spec_.pieces[i];
-    return added_[i]->special && !special ? std::string() : added_[i]->content;
-  }
+  std::string piece(TokenId id, bool special) const override { return text_of(id, special); }
 
   // The space that encoding put after a beginning-of-text token goes with it.
   std::string decode(const std::vector<TokenId>& ids, bool special) const override {
     std::string text;
+    const std::size_t lead = spec_.before.size();
+    const bool prefixed = spec_.prefix != Prefix::none && !special && lead > 0 && ids.size() > lead &&
+                          std::equal(spec_.before.begin(), spec_.before.end(), ids.begin());
     for (std::size_t i = 0; i < ids.size(); ++i) {
-      const std::string p = piece(ids[i], special);
-      const bool prefixed = i == spec_.before.size() && i > 0 && std::equal(spec_.before.begin(), spec_.before.end(), ids.begin());
-      const bool drop = prefixed && spec_.prefix != Prefix::none && !special && p.starts_with(' ');
-      text.append(p, drop ? 1 : 0);
+      const std::string& p = text_of(ids[i], special);
+      text.append(p, prefixed && i == lead && p.starts_with(' ') ? 1 : 0);
     }
     return text;
   }
 
  private:
+  const std::string& text_of(TokenId id, bool special) const {
+    static const std::string nothing;
+    const auto i = static_cast<std::size_t>(id);
+    check(id >= 0 && i < spec_.pieces.size(), "[tokenizer] expected an id below {}, got {}", spec_.pieces.size(), id);
+    if (!added_[i]) return spec_.pieces[i];
+    return added_[i]->special && !special ? nothing : added_[i]->content;
+  }
+
   static std::string join(const std::vector<TokenId>& ids) {
     std::string s;
     for (const TokenId id : ids) s += (s.empty() ? "" : " ") + std::to_string(id);
