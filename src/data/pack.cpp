@@ -69,7 +69,7 @@ class Reader {
 
  private:
   void fill(Batch& b) {
-    if (b.buffer.size() < kBatch + rest_.size()) b.buffer.resize(kBatch + rest_.size());
+    b.buffer.resize(kBatch + rest_.size());  // also when a large document has made it larger
     std::copy(rest_.begin(), rest_.end(), b.buffer.begin());
     b.size = rest_.size();
     rest_.clear();

@@ -263,7 +263,8 @@ std::string SynthLanguage::spelling(TokenId id) const {
 std::string SynthLanguage::text(std::span<const TokenId> document) const {
   std::string s;
   for (const TokenId t : document)
-    if (t != end_of_text()) s += (s.empty() ? "" : " ") + spelling(t);
+    if (t != end_of_text()) s.append(spelling(t)).push_back(' ');
+  if (!s.empty()) s.pop_back();
   return s;
 }
 

@@ -16,21 +16,6 @@ namespace {
 constexpr const char* kSingle = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
-// The shard files an index names. Names with folders in them could point anywhere and are refused.
-std::map<std::string, std::string> read_index(const fs::path& file) {
-  const schema::Json json = read_json(file);
-  const auto map = json.is_object() ? json.find("weight_map") : json.end();
-  check(json.is_object() && map != json.end() && map->is_object() && !map->empty(), "{}: weight_map is missing", file.string());
-  std::map<std::string, std::string> out;
-  for (const auto& [tensor, shard] : map->items()) {
-    check(shard.is_string(), "{}: weight_map must map tensors to files, {} is {}", file.string(), tensor, schema::show(shard));
-    const auto name = shard.get<std::string>();
-    check(!name.empty() && name.find('/') == name.npos && name != "..", "{}: {} is not a file name", file.string(), schema::show(shard));
-    out[tensor] = name;
-  }
-  return out;
-}
-
 bool is_correction(const std::string& name) {
   return name.ends_with(".var_beta") || name.ends_with(".var_eta") || name.ends_with(".var_alpha") || name.ends_with(".var_cross_beta");
 }
@@ -49,6 +34,20 @@ std::string newest_checkpoint(const fs::path& dir) {
 }
 
 }  // namespace
+
+std::map<std::string, std::string> parse_weight_index(std::string_view text, const std::string& name) {
+  const schema::Json json = parse_json(text, name);
+  const auto map = json.is_object() ? json.find("weight_map") : json.end();
+  check(json.is_object() && map != json.end() && map->is_object() && !map->empty(), "{}: weight_map is missing", name);
+  std::map<std::string, std::string> out;
+  for (const auto& [tensor, shard] : map->items()) {
+    check(shard.is_string(), "{}: weight_map must map tensors to files, {} is {}", name, tensor, schema::show(shard));
+    const auto file = shard.get<std::string>();
+    check(!file.empty() && file.find('/') == file.npos && file != "..", "{}: {} is not a file name", name, schema::show(shard));
+    out[tensor] = file;
+  }
+  return out;
+}
 
 void require_checkpoint(const fs::path& dir) {
   const std::string where = dir.string();
@@ -78,7 +77,7 @@ WeightFiles::WeightFiles(const fs::path& where) : where_(where) {
   }
   check(fs::exists(where / kIndex), "{}: looked for {} and {}, found neither", where.string(), kSingle, kIndex);
   name_ = kIndex;
-  const auto index = read_index(where / kIndex);
+  const auto index = parse_weight_index(read_small_file(where / kIndex), (where / kIndex).string());
   std::map<std::string, const SafeTensors*> shards;
   for (const auto& [tensor, shard] : index) {
     if (shards.contains(shard)) continue;

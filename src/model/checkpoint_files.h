@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "model/parameters.h"
@@ -34,6 +35,9 @@ class WeightFiles {
   std::map<std::string, Entry> tensors_;
   std::string name_;
 };
+
+// The shard of every tensor, from the text of an index. Names with folders in them could point anywhere and are refused.
+std::map<std::string, std::string> parse_weight_index(std::string_view text, const std::string& name);
 
 // What a folder must hold to be a checkpoint; throws Error saying what was looked for and what is there instead.
 void require_checkpoint(const std::filesystem::path& dir);

@@ -28,17 +28,20 @@ Json parse_json(std::string_view text, const std::string& name) {
   }
 }
 
-Json read_json(const std::filesystem::path& file, std::uintmax_t limit) {
+std::string read_small_file(const std::filesystem::path& file) {
+  constexpr std::uintmax_t kLimit = 64 << 20;
   std::error_code why;
   const std::uintmax_t bytes = std::filesystem::file_size(file, why);
   check(!why, "{}: cannot read: {}", file.string(), why.message());
-  check(bytes <= limit, "{}: {} bytes are over the limit of {}", file.string(), bytes, limit);
+  check(bytes <= kLimit, "{}: {} bytes are over the limit of {}", file.string(), bytes, kLimit);
   std::string text(bytes, '\0');
   std::ifstream in(file, std::ios::binary);
   check(bytes == 0 || in.read(text.data(), static_cast<std::streamsize>(bytes)), "{}: cannot read: {}", file.string(),
         std::strerror(errno));
-  return parse_json(text, file.string());
+  return text;
 }
+
+Json read_json(const std::filesystem::path& file) { return parse_json(read_small_file(file), file.string()); }
 
 void write_text_synced(const std::filesystem::path& file, std::string_view text) {
   const auto failed = [&](const char* what) { throw Error(fmt::format("{}: cannot {}: {}", file.string(), what, std::strerror(errno))); };

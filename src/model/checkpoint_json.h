@@ -11,8 +11,9 @@ namespace bhyt {
 
 // Throws Error naming `name` for what is not JSON or nested beyond reason.
 schema::Json parse_json(std::string_view text, const std::string& name);
-// The same for a file of at most `limit` bytes.
-schema::Json read_json(const std::filesystem::path& file, std::uintmax_t limit = 64 << 20);
+schema::Json read_json(const std::filesystem::path& file);
+// A whole file; Error over 64 MiB, which no config or index reaches.
+std::string read_small_file(const std::filesystem::path& file);
 // Writes and syncs; the caller owns the atomicity of its folder.
 void write_text_synced(const std::filesystem::path& file, std::string_view text);
 

@@ -13,8 +13,6 @@ double Axis::at(double value) const {
   return std::log(value / lo) / std::log(hi / lo);
 }
 
-std::vector<double> Axis::ticks(int about) const { return log ? log_ticks(lo, hi, about) : linear_ticks(lo, hi, about, whole); }
-
 std::vector<double> linear_ticks(double lo, double hi, int about, bool whole) {
   std::vector<double> ticks;
   const double raw = (hi - lo) / about;
@@ -44,10 +42,18 @@ std::vector<double> log_ticks(double lo, double hi, int about) {
   return ticks;
 }
 
-std::string tick_label(double v) {
+std::vector<std::pair<double, std::string>> Axis::ticks(int about) const {
+  std::vector<std::pair<double, std::string>> out;
+  const std::vector<double> values = log ? log_ticks(lo, hi, about) : linear_ticks(lo, hi, about, whole);
+  const double step = !log && values.size() > 1 ? values[1] - values[0] : 0;
+  for (const double v : values) out.emplace_back(v, tick_label(v, step));
+  return out;
+}
+
+std::string tick_label(double v, double step) {
   const double a = std::fabs(v);
   if (a < 1e-300) return "0";
-  if (a < 1e-3 || a >= 1e15) {
+  if ((a < 0.01 && (step > 0 ? step : a) < 1e-4) || a >= 1e15) {
     std::string s = fmt::format("{:.4e}", v);  // 5.0000e-04 → 5e-4
     const std::size_t e = s.find('e');
     std::string mantissa = s.substr(0, e);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace bhyt::report {
@@ -11,15 +12,16 @@ struct Axis {
   bool log = false;
   bool whole = false;  // steps and layers: no ticks between whole numbers
 
-  double at(double value) const;  // 0 at lo, 1 at hi; NaN where there is no place for it
-  std::vector<double> ticks(int about) const;
+  double at(double value) const;                                       // 0 at lo, 1 at hi; NaN where there is no place for it
+  std::vector<std::pair<double, std::string>> ticks(int about) const;  // with their labels
 };
 
 // Multiples of 1, 2 or 5 × 10ᵏ within [lo, hi], about as many as asked for.
 std::vector<double> linear_ticks(double lo, double hi, int about, bool whole = false);
 // Powers of ten within [lo, hi], thinned when there are many, with 2 and 5 between them when there are few.
 std::vector<double> log_ticks(double lo, double hi, int about);
-std::string tick_label(double value);  // 0.25  1500  20k  1.5M  5e-4
+// 0.25  1500  20k  1.5M  5e-5. `step` is the distance between ticks, so that labels of one axis are written alike; 0: a value alone.
+std::string tick_label(double value, double step = 0);
 
 // A range with some air around [lo, hi], also where they are equal or not there at all (NaN).
 Axis fit_axis(double lo, double hi, bool log, bool from_zero);

@@ -56,12 +56,12 @@ class Drawing {
   void axes() {
     const double bottom = f_.height - kBottom, right = f_.width - kRight;
     out_ += R"(<g class="axes">)";
-    for (const double t : f_.y.ticks(f_.height > 300 ? 7 : 5))
+    for (const auto& [t, label] : f_.y.ticks(f_.height > 300 ? 7 : 5))
       out_ += fmt::format(R"(<path d="M{} {}H{}"/><text x="{}" y="{}" class="y">{}</text>)", kLeft, px(y(t)), right, kLeft - 8,
-                          px(y(t) + 3.5), tick_label(t));
-    for (const double t : f_.x.ticks(static_cast<int>(f_.width / 90)))
+                          px(y(t) + 3.5), label);
+    for (const auto& [t, label] : f_.x.ticks(static_cast<int>(f_.width / 90)))
       out_ += fmt::format(R"(<path class="tick" d="M{0} {1}v4"/><text x="{0}" y="{2}" class="x">{3}</text>)", px(x(t)), bottom, bottom + 17,
-                          tick_label(t));
+                          label);
     out_ += fmt::format(R"(<path class="base" d="M{} {}H{}"/><text x="{}" y="{}" class="name">{}</text></g>)", kLeft, bottom, right, right,
                         f_.height - 3, f_.steps ? "step" : "layer (0 is the embedding)");
   }

@@ -101,9 +101,7 @@ class BpeTokenizer final : public Tokenizer {
   }
 
   static std::string join(const std::vector<TokenId>& ids) {
-    std::string s;
-    for (const TokenId id : ids) s += (s.empty() ? "" : " ") + std::to_string(id);
-    return s.empty() ? "nothing" : s;
+    return ids.empty() ? "nothing" : fmt::format("{}", fmt::join(ids, " "));
   }
 
   TokenId byte_symbol(char byte) const { return pieces_.find(std::string_view(&byte, 1)); }
@@ -134,7 +132,7 @@ class BpeTokenizer final : public Tokenizer {
       }
       text = changed;
     }
-    if (prefix && !text.empty() && !(spec_.prefix_unless_space && text.front() == ' ')) text = changed = " " + std::string(text);
+    if (prefix && !text.empty() && !(spec_.prefix_unless_space && text.front() == ' ')) text = changed = fmt::format(" {}", text);
     if (spec_.style == BpeStyle::byte_fallback) return encode_characters(text, ids);
     // A few words at a time: the cache lines of the later ones are on their way while the first are looked up.
     Pending pending[16];

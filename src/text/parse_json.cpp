@@ -133,7 +133,13 @@ class Parser {
       std::string& p = spec_.pieces[id];
       if (p.find(' ') != p.npos && spec_.kinds[id] == PieceKind::text) spec_.kinds[id] = PieceKind::opaque;
       if (spec_.kinds[id] != PieceKind::text) continue;
-      for (std::size_t i = 0; (i = p.find(kMetaspace, i)) != p.npos;) p.replace(i, kMetaspace.size(), " ");
+      std::size_t kept = 0;
+      for (std::size_t at = 0; at < p.size(); ++kept) {
+        const bool space = p.compare(at, kMetaspace.size(), kMetaspace) == 0;
+        p[kept] = space ? ' ' : p[at];
+        at += space ? kMetaspace.size() : 1;
+      }
+      p.resize(kept);
     }
   }
 

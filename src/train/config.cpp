@@ -73,12 +73,12 @@ Json write_entries(const std::vector<DataEntry>& entries) {
 
 // Numbers with a word for 0: micro_batch, threads.
 template <class V>
-void number_or_auto(V& v, const char* key, std::int64_t& value, const char* help) {
+void number_or_auto(V& v, const char* key, std::int64_t& value, const char* help, schema::Range range) {
   v.custom(
       key, help,
       [&](const Json& j, const std::string& full) {
         if (j != "auto" && !j.is_number()) schema::wrong(full, "auto or a number", j);
-        value = j == "auto" ? 0 : schema::Reader::as_integer(full, j, {.at_least = 1});
+        value = j == "auto" ? 0 : schema::Reader::as_integer(full, j, range);
       },
       [&] { return value ? Json(value) : Json("auto"); });
 }
@@ -97,7 +97,7 @@ void read_length(TrainSection& c, schema::Lister& v) {
   v.text("tokens", none, "or the tokens to train on: 20B, 300M; rounded up to whole steps");
 }
 
-// What may change when a run goes on: the lists of interface.md, by prefix.
+// What may change when a run goes on.
 bool may_change(const std::string& key) {
   static const std::set<std::string> kFree = {"model.init",         "model.preset",      "data.train",        "data.valid",
                                               "data.tokenizer",     "train.steps",       "train.micro_batch", "train.eval_every",
@@ -163,7 +163,7 @@ static void fields(TrainSection& c, V& v) {
   const schema::Range share{.at_least = 0, .at_most = 1}, from0{.at_least = 0}, from1{.at_least = 1};
   read_length(c, v);
   v.integer("batch", c.batch, "sequences per optimizer step", from1);
-  number_or_auto(v, "micro_batch", c.micro_batch, "sequences computed at a time; auto = as many as memory holds");
+  number_or_auto(v, "micro_batch", c.micro_batch, "sequences computed at a time; auto = as many as memory holds", from1);
   v.number("lr", c.lr, "peak learning rate", {.above = 0});
   v.number("min_lr_ratio", c.min_lr_ratio, "learning rate of the last step, as a share of the peak", share);
   v.number("warmup_ratio", c.warmup_ratio, "share of the steps in which the rate rises to its peak", share);
@@ -194,7 +194,7 @@ static void fields(RunSection& c, V& v) {
   v.text("device", c.device, "auto, cpu, cuda or cuda:N");
   v.text("dtype", c.dtype, "fp32 or bf16; auto = bf16 on a GPU, fp32 on a CPU");
   v.integer("seed", c.seed, "of the weights and of the order of the data", {.at_least = 0});
-  number_or_auto(v, "threads", c.threads, "auto = all cores");
+  number_or_auto(v, "threads", c.threads, "auto = all cores", {.at_least = 1, .at_most = 4096});
   v.choice("resume", c.resume, kResume,
            "what to do with a directory that holds a run: refuse, go on if there is a checkpoint, or insist on one");
 }

@@ -78,8 +78,14 @@ void write_synced(const fs::path& file, std::string_view text) {
 
 void replace_synced(const fs::path& file, std::string_view text) {
   const fs::path beside = file.string() + ".tmp";
-  write_synced(beside, text);
-  if (std::rename(beside.c_str(), file.c_str()) != 0) fail_on("rename to", file);
+  try {
+    write_synced(beside, text);
+    if (std::rename(beside.c_str(), file.c_str()) != 0) fail_on("rename to", file);
+  } catch (...) {
+    std::error_code ignored;
+    fs::remove(beside, ignored);
+    throw;
+  }
   sync_path(file.parent_path());
 }
 

@@ -192,7 +192,7 @@ struct Trainer::Impl {
     const Evaluation e = evaluate(*s().model, *s().valid, *s().uploader, train().eval_batches);
     s().metrics->validation(p.step, e.loss, e.tokens);
     p.log_history.push_back({{"step", p.step}, {"eval_loss", e.loss}});
-    if (p.best_step == 0 || e.loss < p.best_metric) p.best_metric = e.loss, p.best_step = p.step;
+    if (std::isfinite(e.loss) && (p.best_step == 0 || e.loss < p.best_metric)) p.best_metric = e.loss, p.best_step = p.step;
     outcome.valid_loss = e.loss;
     log::info("valid   step {}  loss {:.4f}  over {} tokens", p.step, e.loss, grouped(e.tokens));
   }

@@ -55,7 +55,10 @@ TEST(Ticks, Labels) {
   EXPECT_EQ(tick_label(0), "0");
   EXPECT_EQ(tick_label(3 * 0.1), "0.3");
   EXPECT_EQ(tick_label(2.25), "2.25");
-  EXPECT_EQ(tick_label(5e-4), "5e-4");
+  EXPECT_EQ(tick_label(5e-4), "0.0005");
+  EXPECT_EQ(tick_label(1e-4, 5e-5), "1e-4");  // as 5e-5 beside it is written
+  EXPECT_EQ(tick_label(0.0015, 5e-4), "0.0015");
+  EXPECT_EQ(tick_label(2.30001, 1e-5), "2.30001");
   EXPECT_EQ(tick_label(1.5e-5), "1.5e-5");
   EXPECT_EQ(tick_label(1500), "1500");
   EXPECT_EQ(tick_label(20000), "20k");

@@ -71,8 +71,10 @@ TEST(RunDir, LeftoversAreCleared) {
   const Folder tmp;
   fs::create_directories(tmp.path / "run" / "tmp-checkpoint-5");
   write_synced(tmp.path / "run" / "tmp-checkpoint-5" / "half", "x");
+  fs::create_directories(tmp.path / "run" / "tmp-mine");
   const RunDir dir(tmp.path / "run");
   EXPECT_FALSE(fs::exists(tmp.path / "run" / "tmp-checkpoint-5"));
+  EXPECT_TRUE(fs::exists(tmp.path / "run" / "tmp-mine"));  // not ours
   EXPECT_TRUE(dir.checkpoints().empty());
 }
 

@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Writes fuzz/corpus: small valid files of every format, from which the fuzzers start.
+
+usage: make_fuzz_corpus.py --bhyt build/bhyt [--out fuzz/corpus]
+"""
+import argparse
+import base64
+import json
+import pathlib
+import shutil
+import struct
+import subprocess
+import tempfile
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def safetensors(tensors, metadata=None):
+    header, data = {}, b""
+    if metadata:
+        header["__metadata__"] = metadata
+    for name, (dtype, shape, raw) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def llama2c_model():
+    dim, hidden, layers, heads, kv, vocab, seq = 4, 3, 1, 2, 1, 3, 2
+    floats = vocab * dim + layers * (2 * dim + 2 * dim * dim + 2 * kv * dim // heads * dim + 3 * hidden * dim) + dim + seq * (dim // heads)
+    return struct.pack("<7i", dim, hidden, layers, heads, kv, vocab, seq) + struct.pack(f"<{floats}f", *(i / 8 for i in range(floats)))
+
+
+def llama2c_tokenizer():
+    pieces = [b"<unk>", b"\n<s>\n", b"\n</s>\n"] + [b"<0x%02X>" % i for i in range(256)] + [b" ", b"a", b"e", b"h", b"l", b"o", b"he", b"ll"]
+    out = struct.pack("<i", max(map(len, pieces)))
+    for i, piece in enumerate(pieces):
+        out += struct.pack("<fi", -float(i) if i > 258 else 0.0, len(piece)) + piece
+    return out
+
+
+def llmc_shard(magic, version, ids, code):
+    header = [magic, version, len(ids)] + [0] * 253
+    return struct.pack("<256i", *header) + struct.pack(f"<{len(ids)}{code}", *ids)
+
+
+def made_by_program(bhyt, out):
+    """Token files and tokenizer.json as the program itself writes them."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        text = folder / "a.txt"
+        text.write_text("the cat sat on the mat, the cat's hat 12 345\n" * 8)
+        run = lambda *words: subprocess.run([bhyt, *map(str, words)], check=True, capture_output=True)
+        run("tokenizer", "train", "--vocab", 275, "--out", folder / "t", text)
+        shutil.copy(folder / "t" / "tokenizer.json", out / "tokenizer_json" / "trained.json")
+        run("data", "pack", "--out", folder / "a.tok", "--tokenizer", "bytes", "--lines", text)
+        shutil.copy(folder / "a.tok", out / "token_file" / "bytes.tok")
+
+
+def minimal_tokenizer():
+    vocab = {chr(c): i for i, c in enumerate([33, 34, 97, 98, 0x120])} | {"ab": 5}
+    return {"version": "1.0", "truncation": None, "padding": None,
+            "added_tokens": [{"id": 6, "content": "<|end_of_text|>", "single_word": False, "lstrip": False, "rstrip": False,
+                              "normalized": False, "special": True}],
+            "normalizer": None,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"},
+                 "behavior": "Isolated", "invert": False},
+                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}]},
+            "post_processor": None, "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+            "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
+                      "fuse_unk": False, "byte_fallback": False, "ignore_merges": True, "vocab": vocab, "merges": ["a b"]}}
+
+
+def byte_alphabet():
+    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in own]
+    return [chr(b) for b in own] + [chr(0x100 + i) for i in range(len(others))]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bhyt", required=True)
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "fuzz/corpus")
+    args = parser.parse_args()
+    shutil.rmtree(args.out, ignore_errors=True)
+
+    def put(target, name, content):
+        folder = args.out / target
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    put("safetensors", "empty", safetensors({}))
+    put("safetensors", "two", safetensors({"a": ("F32", [2, 2], bytes(16)), "b.c": ("BF16", [], b"\x80\x3f")}, {"format": "pt"}))
+    put("safetensors", "types", safetensors({d: (d, [2], bytes(2 * n)) for d, n in
+                                             (("F64", 8), ("I64", 8), ("F32", 4), ("I32", 4), ("F16", 2), ("BF16", 2), ("U8", 1), ("BOOL", 1))}))
+    put("safetensors", "zero", safetensors({"z": ("F32", [3, 0], b"")}))
+    for case in sorted((ROOT / "tests/golden/models").glob("*/config.json")):
+        put("model_config", case.parent.name + ".json", json.dumps(json.loads(case.read_text())))
+    put("weight_index", "one", json.dumps({"metadata": {"total_size": 8}, "weight_map": {"a": "model-00001-of-00002.safetensors", "b": "x"}}))
+    put("llama2c_model", "tiny", llama2c_model())
+    put("llama2c_tokenizer", "tiny", llama2c_tokenizer())
+    put("tiktoken", "bytes", "".join(f"{base64.b64encode(bytes([b])).decode()} {b}\n" for b in range(256)) +
+        "".join(f"{base64.b64encode(w).decode()} {256 + i}\n" for i, w in enumerate((b"he", b"ll", b" w", b"hell"))))
+    put("tokenizer_json", "minimal.json", json.dumps(minimal_tokenizer()))
+    alphabet = byte_alphabet()
+    put("vocab_merges", "gpt2", json.dumps({t: i for i, t in enumerate(alphabet + ["he", "ll"])}) + "\0#version: 0.2\nh e\nl l\n")
+    put("token_file", "gpt2.bin", llmc_shard(20240520, 1, [50256, 1, 2, 3, 50256, 7], "H"))
+    put("token_file", "llama3.bin", llmc_shard(20240801, 7, [128000, 1, 2, 3], "I"))
+    made_by_program(args.bhyt, args.out)
+
+
+if __name__ == "__main__":
+    main()
