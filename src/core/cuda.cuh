@@ -15,10 +15,10 @@ struct Vec;
 template <>
 struct Vec<float> {
   static constexpr int n = 4;
-  static __device__ __forceinline__ void load(const float* p, float* v) {
-    const float4 r = *reinterpret_cast<const float4*>(p);
-    v[0] = r.x, v[1] = r.y, v[2] = r.z, v[3] = r.w;
+  static __device__ __forceinline__ void unpack(uint4 r, float* v) {
+    v[0] = __uint_as_float(r.x), v[1] = __uint_as_float(r.y), v[2] = __uint_as_float(r.z), v[3] = __uint_as_float(r.w);
   }
+  static __device__ __forceinline__ void load(const float* p, float* v) { unpack(*reinterpret_cast<const uint4*>(p), v); }
   static __device__ __forceinline__ void store(float* p, const float* v) {
     *reinterpret_cast<float4*>(p) = make_float4(v[0], v[1], v[2], v[3]);
   }
@@ -26,8 +26,8 @@ struct Vec<float> {
 template <>
 struct Vec<bf16> {
   static constexpr int n = 8;
-  static __device__ __forceinline__ void load(const bf16* p, float* v) {
-    const uint4 r = *reinterpret_cast<const uint4*>(p);
+  static __device__ __forceinline__ void load(const bf16* p, float* v) { unpack(*reinterpret_cast<const uint4*>(p), v); }
+  static __device__ __forceinline__ void unpack(uint4 r, float* v) {
     const unsigned u[4] = {r.x, r.y, r.z, r.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

@@ -2,6 +2,9 @@
 
 #include <omp.h>
 
+#include <atomic>
+#include <exception>
+
 namespace bhyt {
 
 namespace {
@@ -18,8 +21,18 @@ void detail::parallel_run(std::int64_t tasks, void (*run)(void*, std::int64_t), 
     for (std::int64_t i = 0; i < tasks; ++i) run(context, i);
     return;
   }
+  std::atomic<bool> failed = false;
+  std::exception_ptr why;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(n)
-  for (std::int64_t i = 0; i < tasks; ++i) run(context, i);
+  for (std::int64_t i = 0; i < tasks; ++i) {
+    if (failed.load(std::memory_order_relaxed)) continue;
+    try {
+      run(context, i);
+    } catch (...) {
+      if (!failed.exchange(true)) why = std::current_exception();
+    }
+  }
+  if (why) std::rethrow_exception(why);
 }
 
 }  // namespace bhyt

@@ -23,7 +23,8 @@ namespace detail {
 void parallel_run(std::int64_t tasks, void (*run)(void*, std::int64_t), void* context);
 }
 
-// Calls f(i) for i in [0, tasks), spread over the threads; nested calls run in the calling thread. f must not throw.
+// Calls f(i) for i in [0, tasks), spread over the threads; nested calls run in the calling thread. When one throws, the
+// tasks that have not begun are left out and the exception reaches the caller.
 template <class F>
 void parallel_tasks(std::int64_t tasks, F&& f) {
   detail::parallel_run(

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <vector>
 
+#include "core/check.h"
 #include "core/profile.h"
 
 namespace bhyt {
@@ -41,6 +42,13 @@ TEST_P(Threads, NestedCallsFinish) {
   std::atomic<int> runs = 0;
   parallel_tasks(5, [&](std::int64_t) { parallel_tasks(7, [&](std::int64_t) { ++runs; }); });
   EXPECT_EQ(runs, 35);
+}
+
+TEST_P(Threads, AnExceptionReachesTheCaller) {
+  EXPECT_THROW(parallel_tasks(100, [](std::int64_t i) { check(i != 37, "task {}", i); }), Error);
+  std::atomic<int> ran = 0;
+  parallel_tasks(10, [&](std::int64_t) { ++ran; });
+  EXPECT_EQ(ran, 10);
 }
 
 INSTANTIATE_TEST_SUITE_P(Counts, Threads, ::testing::Values(1, 2, 3, 8));

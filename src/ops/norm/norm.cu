@@ -1,33 +1,47 @@
 // The norm family on the GPU. A row belongs to a group of G threads that hold it in registers: read once, reduced, mapped, written once.
-// The backward walks rows in a fixed order per group, so that parameter gradients have the same bits in every run.
+// The forward has a group per row. In the backward, as many blocks as the GPU holds at a time walk the rows, the next row on its way while
+// this one is worked on, and every group has its rows in a fixed order: parameter gradients have the same bits in every run.
+#include <map>
+#include <utility>
+
 #include "ops/norm/norm.cuh"
 
 namespace bhyt::cuda {
 
 namespace {
 
-constexpr int kThreads = 256;  // per block
-constexpr int kChunks = 4;     // 16-byte pieces of a row that a thread holds
+// How a row lies in its threads: G of them, each with K pieces of 16 bytes; and how many threads make a block. The choices below are the
+// fastest of what an H200 was measured with.
+template <int G_, int K_, int threads_>
+struct Shape {
+  static constexpr int G = G_, K = K_, threads = threads_, groups = threads / G;
+};
 
-// Sums over the G threads of a row; every thread of the block takes part.
+// Sums over the G threads of a row; every thread of the block takes part. Sums in a row alternate between two rooms, which saves a barrier.
 template <int G>
-__device__ __forceinline__ float group_sum(float v, float* room) {
+__device__ __forceinline__ float group_sum(float v, float (&room)[2][32], int& turn) {
   v = warp_sum(v);
   if constexpr (G > 32) {
+    float* r = room[turn ^= 1];
+    if (threadIdx.x % 32 == 0) r[threadIdx.x / 32] = v;
+    __syncthreads();
     const int first = threadIdx.x / G * (G / 32);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = v;
-    __syncthreads();
     v = 0;
 #pragma unroll
-    for (int i = 0; i < G / 32; ++i) v += room[first + i];
+    for (int i = 0; i < G / 32; ++i) v += r[first + i];
   }
   return v;
 }
 
 template <class T, int G>
-__device__ __forceinline__ int column(int chunk) {
-  return (chunk * G + threadIdx.x % G) * Vec<T>::n;
+__device__ __forceinline__ int column(int piece) {
+  return (piece * G + threadIdx.x % G) * Vec<T>::n;
+}
+
+// A piece of a row as it lies in memory, on its way; zeros beyond the row.
+template <class T>
+__device__ __forceinline__ uint4 fetch(const T* row, int col, bool inside) {
+  return inside ? *reinterpret_cast<const uint4*>(row + col) : make_uint4(0, 0, 0, 0);
 }
 
 // V consecutive parameters from a multiple of V on, by 16-byte loads: one by one they would cost more than the row itself.
@@ -59,42 +73,52 @@ Matrix<T> matrix(const Tensor& t) {
   return {t ? t.as<T>() : nullptr, t.ld};
 }
 
-template <class T, class M, int G>
-__global__ void __launch_bounds__(kThreads) forward_kernel(NormParams p, Matrix<T> x, Matrix<T> add, Matrix<T> sum, Matrix<T> z) {
-  constexpr int V = Vec<T>::n;
-  __shared__ float room[32];
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * (blockDim.x / G) + threadIdx.x / G;
+template <class T, class M, class S>
+__global__ void __launch_bounds__(S::threads) forward_kernel(NormParams p, Matrix<T> x, Matrix<T> add, Matrix<T> sum, Matrix<T> z) {
+  constexpr int V = Vec<T>::n, G = S::G, K = S::K;
+  __shared__ float room[2][32];
+  int turn = 0;
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * S::groups + threadIdx.x / G;
   const bool live = row < p.n;
-  float v[kChunks][V] = {};
+  float v[K][V], gamma[K][V];
 #pragma unroll
-  for (int k = 0; k < kChunks; ++k)
-    if (const int col = column<T, G>(k); live && col < p.c) Vec<T>::load(x.data + row * x.ld + col, v[k]);
+  for (int k = 0; k < K; ++k) {
+    const int col = column<T, G>(k);
+    Vec<T>::unpack(fetch(x.data + row * x.ld, col, live && col < p.c), v[k]);
+  }
   if (add.data) {
-    float h[kChunks][V] = {};
+    uint4 h[K];
 #pragma unroll
-    for (int k = 0; k < kChunks; ++k)
-      if (const int col = column<T, G>(k); live && col < p.c) Vec<T>::load(add.data + row * add.ld + col, h[k]);
-#pragma unroll
-    for (int k = 0; k < kChunks; ++k) {
+    for (int k = 0; k < K; ++k) {
       const int col = column<T, G>(k);
+      h[k] = fetch(add.data + row * add.ld, col, live && col < p.c);
+    }
 #pragma unroll
-      for (int i = 0; i < V; ++i) v[k][i] = rounded<T>(v[k][i] + h[k][i]);
-      if (live && col < p.c) Vec<T>::store(sum.data + row * sum.ld + col, v[k]);
+    for (int k = 0; k < K; ++k) {
+      float w[V];
+      Vec<T>::unpack(h[k], w);
+#pragma unroll
+      for (int i = 0; i < V; ++i) v[k][i] = rounded<T>(v[k][i] + w[i]);
+      if (const int col = column<T, G>(k); live && col < p.c) Vec<T>::store(sum.data + row * sum.ld + col, v[k]);
     }
   }
-  const float inv = 1.f / static_cast<float>(p.c);
+  // On their way before the sums, which wait for the row.
+#pragma unroll
+  for (int k = 0; k < K; ++k)
+    if (const int col = column<T, G>(k); col < p.c) load_params<V>(p.gamma, col, gamma[k]);
+  const float shift = p.shift ? *p.shift : 0.f, inv = 1.f / static_cast<float>(p.c);
   const bool centred = p.stat == Stat::mean_var || p.stat == Stat::mean_std;
   float s0 = 0, s1 = 0;
   if (centred) {
 #pragma unroll
-    for (int k = 0; k < kChunks; ++k)
+    for (int k = 0; k < K; ++k)
 #pragma unroll
       for (int i = 0; i < V; ++i) s1 += v[k][i];
-    s1 = group_sum<G>(s1, room) * inv;
+    s1 = group_sum<G>(s1, room, turn) * inv;
   }
   if (p.stat == Stat::rms || centred || p.aux != 0) {
 #pragma unroll
-    for (int k = 0; k < kChunks; ++k) {
+    for (int k = 0; k < K; ++k) {
       const bool inside = column<T, G>(k) < p.c;
 #pragma unroll
       for (int i = 0; i < V; ++i) {
@@ -102,34 +126,34 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(NormParams p, Matrix<
         s0 += d * d;
       }
     }
-    s0 = group_sum<G>(s0, room) * inv;
+    s0 = group_sum<G>(s0, room, turn) * inv;
   }
   if (p.gate) {
 #pragma unroll
-    for (int k = 0; k < kChunks; ++k)
+    for (int k = 0; k < K; ++k)
       if (const int col = column<T, G>(k); col < p.c) {
         float b[V];
         load_params<V>(p.direction, col, b);
 #pragma unroll
         for (int i = 0; i < V; ++i) s1 += v[k][i] * b[i];
       }
-    s1 = group_sum<G>(s1, room);
+    s1 = group_sum<G>(s1, room, turn);
   }
   if (!live) return;
-  if (threadIdx.x % G == 0) keep_stats(p, row, s0, s1);
-  const RowScale r = row_scale(p, s0, s1, row);
-  const float shift = p.shift ? *p.shift : 0.f, t = p.gate ? tanhf(s1) : 0.f;
+  const RowStats stats = p.stat == Stat::given ? kept_stats(p, row) : RowStats{s0, s1};
+  if (threadIdx.x % G == 0) keep_stats(p, row, stats, s0);
+  const RowScale r = row_scale(p, stats);
+  const float t = p.gate ? tanhf(s1) : 0.f;
 #pragma unroll
-  for (int k = 0; k < kChunks; ++k) {
+  for (int k = 0; k < K; ++k) {
     const int col = column<T, G>(k);
     if (col >= p.c) continue;
-    float out[V], gamma[V], extra[V] = {};  // extra: SeeDNorm's g, or β
-    load_params<V>(p.gamma, col, gamma);
+    float out[V], extra[V];  // extra: SeeDNorm's g, or β
     if (p.gate) load_params<V>(p.gate, col, extra);
     if (p.beta) load_params<V>(p.beta, col, extra);
 #pragma unroll
     for (int i = 0; i < V; ++i) {
-      const float g = gamma[i] + (p.gate ? t * extra[i] : 0.f);
+      const float g = gamma[k][i] + (p.gate ? t * extra[i] : 0.f);
       out[i] = g * M::value(r.a * (v[k][i] - r.mean) + shift) + (p.beta ? extra[i] : 0.f);
     }
     Vec<T>::store(z.data + row * z.ld + col, out);
@@ -137,69 +161,86 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(NormParams p, Matrix<
 }
 
 // W: how many column sums are wanted: dγ; dγ and dβ; dγ, dg and db. part [blocks, W, C], scalars [blocks, kScalars].
-template <class T, class M, int G, int W>
-__global__ void __launch_bounds__(kThreads)
+template <class T, class M, class S, int W>
+__global__ void __launch_bounds__(S::threads, S::threads == 512 && S::K == 1 ? 2 : 1)
     backward_kernel(NormParams p, Matrix<T> x, Matrix<T> dz, Matrix<T> dx, bool accumulate, float* part, float* scalars) {
-  constexpr int V = Vec<T>::n;
-  __shared__ float room[33];
-  extern __shared__ float meet[];  // [C]
-  const int groups = blockDim.x / G;
+  constexpr int V = Vec<T>::n, G = S::G, K = S::K, groups = S::groups;
+  __shared__ float room[2][32];
+  extern __shared__ float meet[];  // [C], where several groups meet
+  int turn = 0;
   const bool first = threadIdx.x % G == 0;
   const float shift = p.shift ? *p.shift : 0.f;
-  float acc[W][kChunks][V] = {};
+  float acc[W][K][V] = {}, gamma[K][V] = {};
   Scalars total;
+#pragma unroll
+  for (int k = 0; k < K; ++k)
+    if (const int col = column<T, G>(k); col < p.c) load_params<V>(p.gamma, col, gamma[k]);
 
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * groups;
-  for (std::int64_t base = static_cast<std::int64_t>(blockIdx.x) * groups; base < p.n; base += stride) {
-    const std::int64_t row = base + threadIdx.x / G;
-    const bool live = row < p.n;
-    float v[kChunks][V] = {}, g[kChunks][V] = {};
+  std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * groups + threadIdx.x / G;
+  uint4 next_x[K], next_dz[K], next_dx[K];
+  RowStats next{};
+  const auto fetch_row = [&](std::int64_t r) {
 #pragma unroll
-    for (int k = 0; k < kChunks; ++k)
-      if (const int col = column<T, G>(k); live && col < p.c) {
-        Vec<T>::load(x.data + row * x.ld + col, v[k]);
-        Vec<T>::load(dz.data + row * dz.ld + col, g[k]);
-      }
-    const float s0 = live && p.stats ? p.stats[row] : 0, s1 = live && p.stats ? p.stats[p.n + row] : 0;
-    const RowScale r = live ? row_scale(p, s0, s1, row) : RowScale{0, 0, 0};
-    const float t = W == 3 ? tanhf(s1) : 0.f;
+    for (int k = 0; k < K; ++k) {
+      const int col = column<T, G>(k);
+      const bool inside = r < p.n && col < p.c;
+      next_x[k] = fetch(x.data + r * x.ld, col, inside);
+      next_dz[k] = fetch(dz.data + r * dz.ld, col, inside);
+      if (accumulate) next_dx[k] = fetch(dx.data + r * dx.ld, col, inside);
+    }
+    if (r < p.n) next = kept_stats(p, r);
+  };
+  fetch_row(row);
+  for (std::int64_t base = row - threadIdx.x / G; base < p.n; base += stride, row += stride) {
+    const bool live = row < p.n;
+    const RowStats stats = next;
+    const RowScale r = live ? row_scale(p, stats) : RowScale{0, 0, 0};
+    float v[K][V], g[K][V];
+    uint4 before[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      Vec<T>::unpack(next_x[k], v[k]);
+      Vec<T>::unpack(next_dz[k], g[k]);
+      before[k] = next_dx[k];
+    }
+    fetch_row(row + stride);
+    const float t = W == 3 ? tanhf(stats.s1) : 0.f;
     float sum1 = 0, sum0 = 0, dt = 0;
 #pragma unroll
-    for (int k = 0; k < kChunks; ++k) {
+    for (int k = 0; k < K; ++k) {
       const int col = column<T, G>(k);
       if (!live || col >= p.c) continue;
-      float gammas[V], gates[V];
-      load_params<V>(p.gamma, col, gammas);
+      float gates[V];
       if constexpr (W == 3) load_params<V>(p.gate, col, gates);
 #pragma unroll
       for (int i = 0; i < V; ++i) {
         const float centred = v[k][i] - r.mean, u = r.a * centred + shift, y = M::value(u), d = g[k][i];
-        float gamma = gammas[i];
+        float gain = gamma[k][i];
         acc[0][k][i] += d * y;
         if constexpr (W == 2) acc[1][k][i] += d;
         if constexpr (W == 3) {
-          const float gate = gates[i];
-          gamma += t * gate;
+          gain += t * gates[i];
           acc[1][k][i] += t * d * y;
-          dt += d * y * gate;
+          dt += d * y * gates[i];
         }
-        g[k][i] = gamma * d * M::slope(u, y);
+        g[k][i] = gain * d * M::slope(u, y);
         sum1 += g[k][i] * centred;
         sum0 += g[k][i];
       }
     }
-    if (p.stat != Stat::none || p.scale) sum1 = group_sum<G>(sum1, room);
-    if (p.stat == Stat::mean_var || p.shift) sum0 = group_sum<G>(sum0, room);
+    if (p.stat != Stat::none || p.scale) sum1 = group_sum<G>(sum1, room, turn);
+    if (p.stat == Stat::mean_var || p.shift) sum0 = group_sum<G>(sum0, room, turn);
     float dp = 0;
-    if constexpr (W == 3) dp = group_sum<G>(dt, room) * (1 - t * t);
-    if (!live) continue;  // the sums above are block-wide only for groups wider than a warp, whose rows are live together or not at all
-    const Reach reach = statistic_backward(p, row, s0, s1, r, sum1, sum0, first, total);
+    if constexpr (W == 3) dp = group_sum<G>(dt, room, turn) * (1 - t * t);
+    if (!live) continue;
+    const Reach reach = statistic_backward(p, row, stats, r, sum1, sum0, first, total);
 #pragma unroll
-    for (int k = 0; k < kChunks; ++k) {
+    for (int k = 0; k < K; ++k) {
       const int col = column<T, G>(k);
       if (col >= p.c) continue;
       float out[V] = {}, b[V];
-      if (accumulate) Vec<T>::load(dx.data + row * dx.ld + col, out);
+      if (accumulate) Vec<T>::unpack(before[k], out);
       if constexpr (W == 3) load_params<V>(p.direction, col, b);
 #pragma unroll
       for (int i = 0; i < V; ++i) {
@@ -215,83 +256,129 @@ __global__ void __launch_bounds__(kThreads)
   // Over the groups of this block, in order; then to the block's own place.
 #pragma unroll
   for (int w = 0; w < W; ++w) {
+    float* to = part + (static_cast<std::int64_t>(blockIdx.x) * W + w) * p.c;
     for (int group = 0; group < groups; ++group) {
-      __syncthreads();
+      if (groups > 1) __syncthreads();
       if (static_cast<int>(threadIdx.x) / G != group) continue;
 #pragma unroll
-      for (int k = 0; k < kChunks; ++k)
+      for (int k = 0; k < K; ++k)
         if (const int col = column<T, G>(k); col < p.c)
 #pragma unroll
-          for (int i = 0; i < V; ++i) meet[col + i] = group == 0 ? acc[w][k][i] : meet[col + i] + acc[w][k][i];
+          for (int i = 0; i < V; i += 4) {
+            float4 s = make_float4(acc[w][k][i], acc[w][k][i + 1], acc[w][k][i + 2], acc[w][k][i + 3]);
+            if (group > 0) {
+              const float4 m = *reinterpret_cast<const float4*>(meet + col + i);
+              s.x += m.x, s.y += m.y, s.z += m.z, s.w += m.w;
+            }
+            *reinterpret_cast<float4*>((group == groups - 1 ? to : meet) + col + i) = s;
+          }
     }
-    __syncthreads();
-    for (int j = threadIdx.x; j < p.c; j += blockDim.x) part[(static_cast<std::int64_t>(blockIdx.x) * W + w) * p.c + j] = meet[j];
   }
-  const float sums[kScalars] = {total.scale, total.shift, total.tilt, total.weight};
+  float sums[kScalars] = {total.scale, total.shift, total.tilt, total.weight};
 #pragma unroll
-  for (int k = 0; k < kScalars; ++k) {
-    const float s = block_sum(sums[k], room);
-    if (threadIdx.x == 0) scalars[blockIdx.x * kScalars + k] = s;
-  }
+  for (int k = 0; k < kScalars; ++k) sums[k] = group_sum<S::threads>(sums[k], room, turn);
+  if (threadIdx.x == 0)
+#pragma unroll
+    for (int k = 0; k < kScalars; ++k) scalars[blockIdx.x * kScalars + k] = sums[k];
 }
 
-// Adds the blocks' column sums to the gradients: every column in the same order every time.
-__global__ void columns_kernel(const float* part, int blocks, int wanted, int c, float* first, float* second, float* third) {
-  __shared__ float room[8][33];
-  const int j = blockIdx.x * 32 + threadIdx.x, w = blockIdx.y;
-  float* to = w == 0 ? first : w == 1 ? second : third;
+__device__ void add_scalar_sums(const float* sums, std::int64_t count, int k, int lane, float* to) {
   if (!to) return;
-  float s = 0;
-  if (j < c)
-    for (int b = threadIdx.y; b < blocks; b += 8) s += part[(static_cast<std::int64_t>(b) * wanted + w) * c + j];
-  room[threadIdx.y][threadIdx.x] = s;
-  __syncthreads();
-  if (threadIdx.y != 0 || j >= c) return;
-  for (int k = 1; k < 8; ++k) s += room[k][threadIdx.x];
-  to[j] += s;
-}
-
-__global__ void scalars_kernel(const float* sums, std::int64_t count, float* scale, float* shift, float* tilt, float* weight) {
-  float* to[kScalars] = {scale, shift, tilt, weight};
-  const int k = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (!to[k]) return;
   double s = 0;
   for (std::int64_t b = lane; b < count; b += 32) s += sums[b * kScalars + k];
   s = warp_sum(s);
-  if (lane == 0) *to[k] += static_cast<float>(s);
+  if (lane == 0) *to += static_cast<float>(s);
 }
+__global__ void scalars_kernel(const float* sums, std::int64_t count, float* scale, float* shift, float* tilt, float* weight) {
+  float* to[kScalars] = {scale, shift, tilt, weight};
+  add_scalar_sums(sums, count, threadIdx.x / 32, threadIdx.x % 32, to[threadIdx.x / 32]);
+}
+
+// Adds the blocks' column sums to the gradients, every column in the same order every time; the last block of x adds the scalars.
+// Four columns a thread, 8 such threads and 32 slices of the blocks.
+__global__ void __launch_bounds__(256)
+    columns_kernel(const float* part, int blocks, int wanted, int c, float* first, float* second, float* third, const float* scalars,
+                   float* scale, float* shift, float* tilt, float* weight) {
+  __shared__ float4 room[32][9];
+  if (blockIdx.x == gridDim.x - 1) {
+    float* to[kScalars] = {scale, shift, tilt, weight};
+    const int warp = (threadIdx.y * 8 + threadIdx.x) / 32;
+    if (blockIdx.y == 0 && warp < kScalars) add_scalar_sums(scalars, blocks, warp, (threadIdx.y * 8 + threadIdx.x) % 32, to[warp]);
+    return;
+  }
+  const int j = (blockIdx.x * 8 + threadIdx.x) * 4, w = blockIdx.y;
+  float* to = w == 0 ? first : w == 1 ? second : third;
+  if (!to) return;
+  float4 s = make_float4(0, 0, 0, 0);
+  if (j < c)
+#pragma unroll 4
+    for (int b = threadIdx.y; b < blocks; b += 32) {
+      const float4 v = *reinterpret_cast<const float4*>(part + (static_cast<std::int64_t>(b) * wanted + w) * c + j);
+      s.x += v.x, s.y += v.y, s.z += v.z, s.w += v.w;
+    }
+  room[threadIdx.y][threadIdx.x] = s;
+  __syncthreads();
+  if (threadIdx.y != 0 || j >= c) return;
+  for (int k = 1; k < 32; ++k) {
+    const float4 v = room[k][threadIdx.x];
+    s.x += v.x, s.y += v.y, s.z += v.z, s.w += v.w;
+  }
+  to[j] += s.x, to[j + 1] += s.y, to[j + 2] += s.z, to[j + 3] += s.w;
+}
+
+constexpr int kWidest = 1024;  // pieces of 16 bytes in a row
 
 template <class T>
 bool fits(std::int64_t c, const NormSite& s) {
-  return c % Vec<T>::n == 0 && c <= kThreads * Vec<T>::n * kChunks && aligned16(s.gamma) && aligned16(s.beta) && aligned16(s.gate) &&
+  return c % Vec<T>::n == 0 && c <= kWidest * Vec<T>::n && aligned16(s.gamma) && aligned16(s.beta) && aligned16(s.gate) &&
          aligned16(s.direction);
 }
 
-// The narrowest group whose threads hold a row of c elements.
 template <class T, class F>
-void with_group(std::int64_t c, F&& f) {
-  const std::int64_t threads = (c + Vec<T>::n * kChunks - 1) / (Vec<T>::n * kChunks);
-  if (threads <= 32) return f(std::integral_constant<int, 32>{});
-  if (threads <= 64) return f(std::integral_constant<int, 64>{});
-  if (threads <= 128) return f(std::integral_constant<int, 128>{});
-  return f(std::integral_constant<int, 256>{});
+void with_forward_shape(std::int64_t c, F&& f) {
+  const std::int64_t pieces = c / Vec<T>::n;
+  if (pieces <= 32) return f(Shape<32, 1, 128>{});
+  if (pieces <= 64) return f(Shape<32, 2, 128>{});
+  if (pieces <= 128) return f(Shape<32, 4, 128>{});
+  if (pieces <= 256) return f(Shape<128, 2, 128>{});
+  if (pieces <= 512) return f(Shape<256, 2, 256>{});
+  return f(Shape<256, 4, 256>{});
+}
+template <class T, class F>
+void with_backward_shape(std::int64_t c, F&& f) {
+  const std::int64_t pieces = c / Vec<T>::n;
+  if (pieces <= 32) return f(Shape<32, 1, 128>{});
+  if (pieces <= 64) return f(Shape<32, 2, 128>{});
+  if (pieces <= 128) return f(Shape<64, 2, 256>{});
+  if (pieces <= 256) return f(Shape<128, 2, 128>{});
+  if (pieces <= 512) return f(Shape<512, 1, 512>{});
+  return f(Shape<512, 2, 512>{});
+}
+
+// As many blocks as fit on the GPU at a time; asked once per kernel.
+template <class Kernel>
+int resident_blocks(Kernel kernel, int threads, std::size_t shared) {
+  static std::map<std::pair<const void*, std::size_t>, int> known;
+  int& per = known[{reinterpret_cast<const void*>(kernel), shared}];
+  if (per == 0) BHYT_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per, kernel, threads, shared));
+  return std::max(per, 1) * multiprocessors();
 }
 
 template <class T, class M, int W>
-void launch_backward(const NormParams& p, const NormSite& site, const NormGrads& grads, const NormBackward& call) {
-  with_group<T>(p.c, [&](auto g) {
-    constexpr int G = decltype(g)::value;
-    constexpr int groups = kThreads / G;
-    const int blocks = static_cast<int>(std::min<std::int64_t>(blocks_for(p.n, groups), multiprocessors() * 2));
-    const std::size_t columns = static_cast<std::size_t>(blocks) * W * p.c, shared = static_cast<std::size_t>(p.c) * sizeof(float);
+void launch_backward(const NormParams& p, const NormGrads& grads, const NormBackward& call) {
+  with_backward_shape<T>(p.c, [&](auto shape) {
+    using S = decltype(shape);
+    auto kernel = backward_kernel<T, M, S, W>;
+    const std::size_t shared = S::groups > 1 ? static_cast<std::size_t>(p.c) * sizeof(float) : 0;
+    const int blocks = static_cast<int>(std::min<std::int64_t>(blocks_for(p.n, S::groups), resident_blocks(kernel, S::threads, shared)));
+    const std::size_t columns = static_cast<std::size_t>(blocks) * W * p.c;
     float* part = static_cast<float*>(scratch((columns + static_cast<std::size_t>(blocks) * kScalars) * sizeof(float)));
-    auto kernel = backward_kernel<T, M, G, W>;
-    if (shared > 40 * 1024) BHYT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
-    kernel<<<blocks, kThreads, shared, stream()>>>(p, matrix<T>(call.x), matrix<T>(call.dz), matrix<T>(call.dx), call.accumulate, part,
-                                                   part + columns);
-    columns_kernel<<<dim3(blocks_for(p.c, 32), W), dim3(32, 8), 0, stream()>>>(
-        part, blocks, W, p.c, pointer(grads.gamma), W == 3 ? pointer(grads.gate) : pointer(grads.beta), pointer(grads.direction));
-    add_scalars(part + columns, blocks, grads, call.given);
+    kernel<<<blocks, S::threads, shared, stream()>>>(p, matrix<T>(call.x), matrix<T>(call.dz), matrix<T>(call.dx), call.accumulate, part,
+                                                     part + columns);
+    columns_kernel<<<dim3(blocks_for(p.c, 32) + 1, W), dim3(8, 32), 0, stream()>>>(
+        part, blocks, W, p.c, pointer(grads.gamma), W == 3 ? pointer(grads.gate) : pointer(grads.beta), pointer(grads.direction),
+        part + columns, pointer(grads.scale), pointer(grads.shift), call.given ? pointer(call.given->dtilt) : nullptr,
+        call.given ? pointer(call.given->dweight) : nullptr);
   });
 }
 
@@ -310,9 +397,9 @@ void norm(const NormSite& site, const NormForward& call) {
     if (!fits<T>(p.c, site) || !aligned16(call.x) || !aligned16(call.add) || !aligned16(call.sum) || !aligned16(call.z))
       return norm_rows(site, call);
     dispatch_map(site.map, [&](auto m) {
-      with_group<T>(p.c, [&](auto g) {
-        constexpr int G = decltype(g)::value;
-        forward_kernel<T, Fast<T, decltype(m)>, G><<<blocks_for(p.n, kThreads / G), kThreads, 0, stream()>>>(
+      with_forward_shape<T>(p.c, [&](auto shape) {
+        using S = decltype(shape);
+        forward_kernel<T, Fast<T, decltype(m)>, S><<<blocks_for(p.n, S::groups), S::threads, 0, stream()>>>(
             p, matrix<T>(call.x), matrix<T>(call.add), matrix<T>(call.sum), matrix<T>(call.z));
       });
     });
@@ -329,11 +416,11 @@ void norm_backward(const NormSite& site, const NormGrads& grads, const NormBackw
     if (!fits<T>(p.c, site) || !aligned16(call.x) || !aligned16(call.dz) || !aligned16(call.dx))
       return norm_backward_rows(site, grads, call);
     // Only these combinations of map and column sums exist in the family.
-    if (site.gate) return launch_backward<T, IdMap, 3>(p, site, grads, call);
-    if (site.map == Map::tanh && !site.beta) return launch_backward<T, Fast<T, TanhMap>, 1>(p, site, grads, call);
-    if (site.map == Map::id && !site.beta) return launch_backward<T, IdMap, 1>(p, site, grads, call);
-    if (site.map == Map::id) return launch_backward<T, IdMap, 2>(p, site, grads, call);
-    if (site.map == Map::erf) return launch_backward<T, ErfMap, 2>(p, site, grads, call);
+    if (site.gate) return launch_backward<T, IdMap, 3>(p, grads, call);
+    if (site.map == Map::tanh && !site.beta) return launch_backward<T, Fast<T, TanhMap>, 1>(p, grads, call);
+    if (site.map == Map::id && !site.beta) return launch_backward<T, IdMap, 1>(p, grads, call);
+    if (site.map == Map::id) return launch_backward<T, IdMap, 2>(p, grads, call);
+    if (site.map == Map::erf) return launch_backward<T, ErfMap, 2>(p, grads, call);
     return norm_backward_rows(site, grads, call);
   });
   check_launch("norm_backward");

@@ -40,12 +40,23 @@ struct RowScale {
   float a, mean, unit;
 };
 
-__device__ __forceinline__ float given_square(const NormParams& p, std::int64_t row) {
-  const float tilt = p.tilt ? *p.tilt : 0.f, weight = p.weight ? *p.weight : 1.f;
-  return p.calibration * (p.ms[row] * (1 + tilt) + weight * *p.constant);
+// The two statistics that a row's scale is made of, as the forward kept them: (mean square or variance, mean or x·b); of a given statistic
+// the block input's mean square, whose approximation given_square makes.
+struct RowStats {
+  float s0, s1;
+};
+__device__ __forceinline__ RowStats kept_stats(const NormParams& p, std::int64_t row) {
+  if (p.stat == Stat::given) return {p.ms[row], 0};
+  return p.stats ? RowStats{p.stats[row], p.stats[p.n + row]} : RowStats{0, 0};
 }
 
-__device__ __forceinline__ RowScale row_scale(const NormParams& p, float s0, float s1, std::int64_t row) {
+__device__ __forceinline__ float given_square(const NormParams& p, float ms) {
+  const float tilt = p.tilt ? *p.tilt : 0.f, weight = p.weight ? *p.weight : 1.f;
+  return p.calibration * (ms * (1 + tilt) + weight * *p.constant);
+}
+
+__device__ __forceinline__ RowScale row_scale(const NormParams& p, RowStats s) {
+  const float s0 = s.s0, s1 = s.s1;
   const float k = p.factor * (p.scale ? *p.scale : 1.f);
   float unit = 1, mean = 0;
   switch (p.stat) {
@@ -53,17 +64,17 @@ __device__ __forceinline__ RowScale row_scale(const NormParams& p, float s0, flo
     case Stat::rms: unit = rsqrtf(s0 + p.eps); break;
     case Stat::mean_var: unit = rsqrtf(s0 + p.eps), mean = s1; break;
     case Stat::mean_std: unit = 1.f / (sqrtf(s0 + p.eps) + p.factor * fabsf(s1)); break;
-    case Stat::given: unit = rsqrtf(given_square(p, row) + p.eps); break;
+    case Stat::given: unit = rsqrtf(given_square(p, s0) + p.eps); break;
   }
   return {k * unit, mean, unit};
 }
 
-// The row's statistics, and the auxiliary loss's, as the forward keeps them; one thread per row.
-__device__ __forceinline__ void keep_stats(const NormParams& p, std::int64_t row, float s0, float s1) {
-  if (p.stats && p.stat != Stat::given && p.stat != Stat::none) p.stats[row] = s0, p.stats[p.n + row] = s1;
+// The row's statistics, and the auxiliary loss's, as the forward keeps them; one thread per row. exact: the row's own mean square.
+__device__ __forceinline__ void keep_stats(const NormParams& p, std::int64_t row, RowStats s, float exact) {
+  if (p.stats && p.stat != Stat::given && p.stat != Stat::none) p.stats[row] = s.s0, p.stats[p.n + row] = s.s1;
   if (p.aux == 0) return;
-  p.exact[row] = s0;
-  const float gap = logf(given_square(p, row) + 1e-8f) - logf(s0 + 1e-8f);
+  p.exact[row] = exact;
+  const float gap = logf(given_square(p, s.s0) + 1e-8f) - logf(exact + 1e-8f);
   if (p.aux_loss) atomicAdd(p.aux_loss, gap * gap);  // reported only: its order does not touch the weights
 }
 
@@ -77,9 +88,9 @@ struct Scalars {
 struct Reach {
   float slope, level;
 };
-__device__ __forceinline__ Reach statistic_backward(const NormParams& p, std::int64_t row, float s0, float s1, RowScale r, float sum1,
-                                                    float sum0, bool first, Scalars& total) {
-  const float inv = 1.f / static_cast<float>(p.c);
+__device__ __forceinline__ Reach statistic_backward(const NormParams& p, std::int64_t row, RowStats s, RowScale r, float sum1, float sum0,
+                                                    bool first, Scalars& total) {
+  const float inv = 1.f / static_cast<float>(p.c), s0 = s.s0, s1 = s.s1;
   if (first) total.scale += sum1 * p.factor * r.unit, total.shift += sum0;
   switch (p.stat) {
     case Stat::none: break;
@@ -97,13 +108,13 @@ __device__ __forceinline__ Reach statistic_backward(const NormParams& p, std::in
       return {slope, -slope * s1 + p.factor * (s1 > 0 ? 1.f : s1 < 0 ? -1.f : 0.f) * dd * inv};
     }
     case Stat::given: {
-      const float square = given_square(p, row);
+      const float square = given_square(p, s0);
       float dv = -0.5f * r.a / (square + p.eps) * sum1;
       if (p.aux != 0) dv += p.aux * 2 * (logf(square + 1e-8f) - logf(p.exact[row] + 1e-8f)) / (square + 1e-8f);
       const float dc = dv * p.calibration;
       if (first) {
         if (p.dms_out) p.dms_out[row] = dc * (1 + (p.tilt ? *p.tilt : 0.f));
-        total.tilt += dc * p.ms[row];
+        total.tilt += dc * s0;
         total.weight += dc * *p.constant;
       }
       break;

@@ -35,8 +35,9 @@ __global__ void forward_kernel(NormParams p, const T* x, std::int64_t ldx, const
     for (int j = threadIdx.x; j < p.c; j += kThreads) s1 += load1(v + j) * p.direction[j];
     s1 = block_sum(s1, room);
   }
-  if (threadIdx.x == 0) keep_stats(p, row, s0, s1);
-  const RowScale r = row_scale(p, s0, s1, row);
+  const RowStats stats = p.stat == Stat::given ? kept_stats(p, row) : RowStats{s0, s1};
+  if (threadIdx.x == 0) keep_stats(p, row, stats, s0);
+  const RowScale r = row_scale(p, stats);
   const float shift = p.shift ? *p.shift : 0.f, t = p.gate ? tanhf(s1) : 0.f;
   for (int j = threadIdx.x; j < p.c; j += kThreads) {
     const float gamma = p.gamma[j] + (p.gate ? t * p.gate[j] : 0.f);
@@ -51,9 +52,9 @@ __global__ void backward_kernel(NormParams p, const T* x, std::int64_t ldx, cons
   __shared__ float room[33];
   const std::int64_t row = blockIdx.x;
   const T *v = x + row * ldx, *g = dz + row * lddz;
-  const float s0 = p.stats ? p.stats[row] : 0, s1 = p.stats ? p.stats[p.n + row] : 0, shift = p.shift ? *p.shift : 0.f,
-              t = p.gate ? tanhf(s1) : 0.f;
-  const RowScale r = row_scale(p, s0, s1, row);
+  const RowStats stats = kept_stats(p, row);
+  const float shift = p.shift ? *p.shift : 0.f, t = p.gate ? tanhf(stats.s1) : 0.f;
+  const RowScale r = row_scale(p, stats);
   float sum1 = 0, sum0 = 0, dt = 0;
   const auto du = [&](int j, float& centred, float& y) {
     centred = load1(v + j) - r.mean;
@@ -72,7 +73,7 @@ __global__ void backward_kernel(NormParams p, const T* x, std::int64_t ldx, cons
   sum0 = block_sum(sum0, room);
   const float dp = p.gate ? block_sum(dt, room) * (1 - t * t) : 0.f;
   Scalars total;
-  const Reach reach = statistic_backward(p, row, s0, s1, r, sum1, sum0, threadIdx.x == 0, total);
+  const Reach reach = statistic_backward(p, row, stats, r, sum1, sum0, threadIdx.x == 0, total);
   if (threadIdx.x == 0) {
     float* to = scalars + row * kScalars;
     to[0] = total.scale, to[1] = total.shift, to[2] = total.tilt, to[3] = total.weight;
@@ -96,12 +97,12 @@ __global__ void columns_kernel(NormParams p, const T* x, std::int64_t ldx, const
   float sums[4] = {};
   if (j < p.c)
     for (std::int64_t row = threadIdx.y; row < p.n; row += 8) {
-      const float s0 = p.stats ? p.stats[row] : 0, s1 = p.stats ? p.stats[p.n + row] : 0;
-      const RowScale r = row_scale(p, s0, s1, row);
+      const RowStats stats = kept_stats(p, row);
+      const RowScale r = row_scale(p, stats);
       const float v = load1(x + row * ldx + j), d = load1(dz + row * lddz + j), y = M::value(r.a * (v - r.mean) + shift);
       sums[0] += d * y;
       sums[1] += d;
-      if (p.gate) sums[2] += tanhf(s1) * d * y, sums[3] += dps[row] * v;
+      if (p.gate) sums[2] += tanhf(stats.s1) * d * y, sums[3] += dps[row] * v;
     }
   float* to[4] = {dgamma, dbeta, dgate, ddirection};
   for (int k = 0; k < 4; ++k) {
