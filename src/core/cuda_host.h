@@ -20,6 +20,8 @@ inline void check_launch(const char* what) { check_call(cudaGetLastError(), what
 cudaStream_t stream();
 // Scratch for one kernel's partial results, good until the next call that asks for it; grows, never shrinks.
 void* scratch(std::size_t bytes);
+// Memory of the device in use; when there is none, the error says what was asked, what is free and what helps.
+void* device_memory(std::size_t bytes);
 int multiprocessors();
 
 inline bool aligned16(const Tensor& t) {

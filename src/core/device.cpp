@@ -5,12 +5,27 @@
 
 #include "core/check.h"
 #include "core/dtype.h"
+#include "core/log.h"
 
 namespace bhyt {
 
+namespace {
+
+// A build with CUDA says once why it does without.
+Device first_gpu_or_cpu() {
+  static const std::string wrong = [] {
+    const std::string why = cuda::why_unusable(0);
+    if (cuda::built() && !why.empty()) log::info("using the CPU: {}", why);
+    return why;
+  }();
+  return wrong.empty() ? Device::cuda(0) : Device::cpu();
+}
+
+}  // namespace
+
 Device parse_device(const std::string& text, const std::string& key) {
   if (text == "cpu") return Device::cpu();
-  if (text == "auto") return cuda::device_count() > 0 ? Device::cuda(0) : Device::cpu();
+  if (text == "auto") return first_gpu_or_cpu();
   int index = 0;
   bool known = text == "cuda";
   if (text.starts_with("cuda:")) {
@@ -20,7 +35,8 @@ Device parse_device(const std::string& text, const std::string& key) {
   }
   check_usage(known, "{} must be auto, cpu, cuda or cuda:N, got {}", key, text);
   check_usage(cuda::built(), "{} is {}, but this build has no CUDA backend; rebuild with make build CUDA=on, or use device=cpu", key, text);
-  check_usage(index < cuda::device_count(), "{} is {}, but {} GPU(s) were found", key, text, cuda::device_count());
+  const std::string wrong = cuda::why_unusable(index);
+  check_usage(wrong.empty(), "{} is {}, but {}", key, text, wrong);
   return Device::cuda(index);
 }
 

@@ -35,9 +35,10 @@ void device_synchronize(Device d);
 
 // The CUDA backend behind these and behind the operations (core/no_cuda.cpp when it is not built in).
 namespace cuda {
-bool built();                     // compiled in
-int device_count();               // 0 without a driver
-std::string describe(int index);  // "NVIDIA H200"
+bool built();                         // compiled in
+int device_count();                   // 0 without a driver
+std::string why_unusable(int index);  // "" when the GPU can be used, else the reason: driver, number, architecture
+std::string describe(int index);      // "NVIDIA H200"
 std::size_t free_bytes(int index);
 std::size_t total_bytes(int index);
 void* alloc(int index, std::size_t bytes);

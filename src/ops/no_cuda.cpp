@@ -35,6 +35,7 @@ void gemm(const Tensor&, const Tensor&, const Tensor&, const GemmOptions&) { abs
 
 std::map<std::string, std::string> tuning() { return {}; }
 void set_tuning(const std::map<std::string, std::string>&) {}
+std::string tuning_library() { return ""; }
 
 void norm(const NormSite&, const NormForward&) { absent(); }
 void norm_backward(const NormSite&, const NormGrads&, const NormBackward&) { absent(); }

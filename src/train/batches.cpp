@@ -4,52 +4,80 @@
 
 namespace bhyt::train {
 
-Uploader::Uploader(Device device, std::int64_t micro_batch, std::int64_t seq)
+namespace {
+
+constexpr std::size_t kArrays = 4;
+
+std::size_t array_bytes(std::int64_t rows, std::int64_t seq) { return static_cast<std::size_t>(rows * seq) * sizeof(std::int32_t); }
+
+}  // namespace
+
+Uploader::Uploader(Device device, std::int64_t batch, std::int64_t micro_batch, std::int64_t seq)
     : device_(device),
-      rows_(micro_batch),
-      tokens_(device, DType::i32, {micro_batch, seq}),
-      targets_(device, DType::i32, {micro_batch, seq}),
-      positions_(device, DType::i32, {micro_batch, seq}),
-      first_(device, DType::i32, {micro_batch, seq}) {}
+      batch_(batch),
+      micro_batch_(micro_batch),
+      seq_(seq),
+      slots_{Slot{.memory = Mirror(device, kArrays * array_bytes(batch, seq))},
+             Slot{.memory = Mirror(device, kArrays * array_bytes(batch, seq))}} {}
 
-Tensor Uploader::put(OwnedTensor& to, const std::vector<std::int32_t>& from, std::int64_t first, std::int64_t rows, std::int64_t seq) {
-  if (from.empty()) return {};
-  const Tensor t(to.t.data, DType::i32, device_, {rows, seq});
-  device_copy(device_, t.data, Device::cpu(), from.data() + first * seq, t.bytes());
-  return t;
+void Uploader::put(const HostBatch& host) {
+  Slot& next = slots_[1 - now_];
+  auto* to = static_cast<std::int32_t*>(next.memory.host_side());
+  const std::int32_t* const begin = to;
+  for (const auto* from : {&host.tokens, &host.targets, &host.positions, &host.first}) to = std::copy(from->begin(), from->end(), to);
+  next.memory.send(static_cast<std::size_t>(to - begin) * sizeof *to);
+  next.rows = host.batch;
+  next.scored = std::count_if(host.targets.begin(), host.targets.end(), [](std::int32_t t) { return t >= 0; });
+  next.documents = !host.positions.empty();
 }
 
-Batch Uploader::upload(const HostBatch& host, std::int64_t first) {
-  const std::int64_t rows = std::min(rows_, host.batch - first), seq = host.seq;
-  return {.batch = rows,
-          .seq = seq,
-          .tokens = put(tokens_, host.tokens, first, rows, seq),
-          .targets = put(targets_, host.targets, first, rows, seq),
-          .positions = put(positions_, host.positions, first, rows, seq),
-          .first = put(first_, host.first, first, rows, seq)};
+void Uploader::advance() {
+  current().memory.release();
+  now_ = 1 - now_;
+  current().memory.receive();
 }
 
-std::int64_t scored_tokens(const HostBatch& batch) {
-  return std::count_if(batch.targets.begin(), batch.targets.end(), [](std::int32_t t) { return t >= 0; });
+Batch Uploader::piece(std::int64_t first) const {
+  const Slot& s = current();
+  const std::int64_t n = std::min(micro_batch_, s.rows - first);
+  const auto array = [&](std::int64_t i) {
+    auto* data = static_cast<std::int32_t*>(s.memory.device_side()) + (i * s.rows + first) * seq_;
+    return Tensor(data, DType::i32, device_, {n, seq_});
+  };
+  return {.batch = n,
+          .seq = seq_,
+          .tokens = array(0),
+          .targets = array(1),
+          .weights = {},
+          .positions = s.documents ? array(2) : Tensor{},
+          .first = s.documents ? array(3) : Tensor{}};
 }
 
 Evaluation evaluate(Model& model, const Loader& loader, Uploader& uploader, std::int64_t batches) {
   const std::int64_t all = loader.batches(), n = batches > 0 ? std::min(batches, all) : all;
-  const OwnedTensor loss(model.device(), DType::f32, {1});
   Evaluation out;
-  double sum = 0;
   HostBatch host;
-  for (std::int64_t i = 0; i < n; ++i) {
+  const auto put = [&](std::int64_t i) {
+    if (i >= n) return;
     loader.batch(i, host);
-    out.tokens += scored_tokens(host);
-    for (std::int64_t row = 0; row < host.batch; row += uploader.rows()) {
-      zero(loss);
-      model.score(uploader.upload(host, row), {.loss = loss});
-      float value = 0;
-      device_copy(Device::cpu(), &value, model.device(), loss.t.data, sizeof value);
-      sum += static_cast<double>(value);
-    }
+    uploader.put(host);
+  };
+  // A sum for each piece, read once at the end: the device is not waited for in between.
+  std::int64_t pieces = 0;
+  const OwnedTensor sums(model.device(), DType::f32, {n * uploader.most_pieces()});
+  zero(sums);
+  put(0);
+  for (std::int64_t i = 0; i < n; ++i) {
+    uploader.advance();
+    out.tokens += uploader.scored();
+    for (std::int64_t row = 0; row < uploader.rows(); row += uploader.micro_batch())
+      model.score(uploader.piece(row), {.loss = Tensor(sums.t.as<float>() + pieces++, DType::f32, model.device(), {1})});
+    put(i + 1);
   }
+  std::vector<float> host_sums(static_cast<std::size_t>(pieces));
+  device_copy(Device::cpu(), host_sums.data(), model.device(), sums.t.data, host_sums.size() * sizeof(float));
+  double sum = 0;
+  for (const float s : host_sums) sum += static_cast<double>(s);
   out.loss = out.tokens ? sum / static_cast<double>(out.tokens) : 0;
   return out;
 }

@@ -1,24 +1,40 @@
 // Batches on their way to the device, and the mean loss over a validation set.
 #pragma once
 
+#include <array>
+
+#include "core/mirror.h"
 #include "data/loader.h"
 #include "model/model.h"
 
 namespace bhyt::train {
 
-// Device memory for one micro-batch, filled again and again.
+// Two batches on the device: one to compute with, and the next, which is copied meanwhile.
 class Uploader {
  public:
-  Uploader(Device device, std::int64_t micro_batch, std::int64_t seq);
-  // Rows [first, first + micro_batch) of a host batch, fewer at its end. Valid until the next call.
-  Batch upload(const HostBatch& host, std::int64_t first);
-  std::int64_t rows() const { return rows_; }
+  Uploader(Device device, std::int64_t batch, std::int64_t micro_batch, std::int64_t seq);
+
+  void put(const HostBatch& host);  // the next one; its copy runs beside what the device computes
+  void advance();                   // what was put becomes the current one
+
+  // Of the current batch.
+  std::int64_t rows() const { return current().rows; }
+  std::int64_t scored() const { return current().scored; }
+  Batch piece(std::int64_t first) const;  // rows [first, first + micro_batch), fewer at its end
+  std::int64_t micro_batch() const { return micro_batch_; }
+  std::int64_t most_pieces() const { return (batch_ + micro_batch_ - 1) / micro_batch_; }
 
  private:
-  Tensor put(OwnedTensor& to, const std::vector<std::int32_t>& from, std::int64_t first, std::int64_t rows, std::int64_t seq);
+  struct Slot {
+    Mirror memory;  // int32 [rows, seq]: tokens, targets and, where documents are told apart, positions and first
+    std::int64_t rows = 0, scored = 0;
+    bool documents = false;
+  };
+  const Slot& current() const { return slots_[now_]; }
   Device device_;
-  std::int64_t rows_;
-  OwnedTensor tokens_, targets_, positions_, first_;
+  std::int64_t batch_, micro_batch_, seq_;
+  std::array<Slot, 2> slots_;
+  std::size_t now_ = 0;
 };
 
 struct Evaluation {
@@ -28,7 +44,5 @@ struct Evaluation {
 
 // Over the first `batches` batches (0 = all) of a loader without shuffling.
 Evaluation evaluate(Model& model, const Loader& loader, Uploader& uploader, std::int64_t batches);
-
-std::int64_t scored_tokens(const HostBatch& batch);
 
 }  // namespace bhyt::train

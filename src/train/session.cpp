@@ -69,7 +69,11 @@ void open_model(Session& s, Device device, bool resuming) {
   s.state = std::make_unique<OptimizerState>(*s.model);
   if (s.config.train.micro_batch == 0) s.config.train.micro_batch = auto_micro_batch(*s.model, *s.state, s.config);
   s.model->prepare(s.config.train.micro_batch, s.config.data.seq_len, true, s.config.train.recompute);
-  s.uploader = std::make_unique<Uploader>(device, s.config.train.micro_batch, s.config.data.seq_len);
+  const auto uploader = [&] {
+    return std::make_unique<Uploader>(device, s.config.train.batch, s.config.train.micro_batch, s.config.data.seq_len);
+  };
+  s.uploader = uploader();
+  if (s.valid) s.valid_uploader = uploader();
 }
 
 void open_loaders(Session& s) {
@@ -111,6 +115,7 @@ std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
   math["data.tokenizer"] = fmt::format("{:016x}", s.data.fingerprint);
   if (found) check_mathematics(*found, math, force);
 
+  s.tuning = std::make_unique<TuningFile>(s.dir->path() / "tuning.json", device);
   open_model(s, device, found.has_value());
   if (found) {
     s.progress = load_checkpoint(*found, *s.model, *s.state);

@@ -10,6 +10,7 @@
 #include "train/metrics.h"
 #include "train/run_dir.h"
 #include "train/state.h"
+#include "train/tuning.h"
 
 namespace bhyt::train {
 
@@ -20,7 +21,8 @@ struct Session {
   std::unique_ptr<Loader> train, valid;  // valid: null without validation data
   std::unique_ptr<Model> model;
   std::unique_ptr<OptimizerState> state;
-  std::unique_ptr<Uploader> uploader;
+  std::unique_ptr<Uploader> uploader, valid_uploader;
+  std::unique_ptr<TuningFile> tuning;
   std::unique_ptr<Metrics> metrics;
   std::unique_ptr<CheckpointContext> checkpoints;
   Progress progress;

@@ -2,10 +2,12 @@
 
 #include <signal.h>
 
+#include <array>
 #include <chrono>
 #include <cmath>
 
 #include "core/log.h"
+#include "core/mirror.h"
 #include "ops/adamw/adamw.h"
 #include "train/console.h"
 #include "train/layer_stats.h"
@@ -23,11 +25,23 @@ double seconds() { return std::chrono::duration<double>(std::chrono::steady_cloc
 
 bool every(std::int64_t step, std::int64_t interval) { return interval > 0 && step % interval == 0; }
 
-float on_host(const OwnedTensor& scalar) {
-  float value = 0;
-  device_copy(Device::cpu(), &value, scalar.t.device, scalar.t.data, sizeof value);
-  return value;
-}
+// What a step comes to, on the device and, once it was fetched, on the host.
+class StepResult {
+ public:
+  explicit StepResult(Device device) : device_(device), memory_(device, 2 * sizeof(float)) {}
+  Tensor loss() const { return scalar(0); }  // Σ over the scored tokens
+  Tensor norm() const { return scalar(1); }
+  void fetch() const { memory_.fetch(); }
+  std::array<float, 2> read() const {
+    const auto* values = static_cast<const float*>(memory_.host_side());
+    return {values[0], values[1]};
+  }
+
+ private:
+  Tensor scalar(int i) const { return Tensor(static_cast<float*>(memory_.device_side()) + i, DType::f32, device_, {1}); }
+  Device device_;
+  Mirror memory_;
+};
 
 // Time spent in steps: evaluation, saving and pauses left out.
 struct Clock {
@@ -41,7 +55,9 @@ struct Clock {
 struct Trainer::Impl {
   std::unique_ptr<Session> session;
   TrainerOptions options;
-  OwnedTensor loss, norm;  // fp32 [1] on the device
+  std::vector<StepResult> results;  // of even and odd steps
+  std::int64_t scored = 0;          // tokens of the step whose result is still to be read
+  bool unread = false;              // whether there is one: the last step's
   std::vector<ArenaSpan> spans;
   double peak = 0;
   Clock total, window;  // of this call, and since the last line of metrics
@@ -73,22 +89,31 @@ struct Trainer::Impl {
               static_cast<double>(c.train.steps * c.train.batch) / static_cast<double>(s().train->rows()), c.run.dir);
   }
 
+  // Adds the time until its end to the clocks.
+  struct Timed {
+    Impl& t;
+    double before = seconds();
+    ~Timed() {
+      for (Clock* c : {&t.total, &t.window}) c->spent += seconds() - before;
+    }
+  };
+
   // Gradients and loss of one step, over all its micro-batches; every token weighs the same.
-  void accumulate(const HostBatch& host, std::int64_t step) {
-    const auto scored = static_cast<double>(scored_tokens(host));
+  void accumulate(std::int64_t step, const StepResult& result) {
+    Uploader& u = *s().uploader;
     const NormPlan& norms = s().model->norms();
     zero(s().state->gradients);
-    zero(loss);
-    for (std::int64_t row = 0; row < host.batch; row += s().uploader->rows())
-      s().model->forward_backward(s().uploader->upload(host, row), {.gradients = s().state->gradients,
-                                                                    .loss = loss,
-                                                                    .scale = static_cast<float>(1.0 / std::max(scored, 1.0)),
-                                                                    .tokens_in_step = static_cast<double>(host.batch * host.seq),
-                                                                    .with_aux = (step - 1) % norms.aux_every == 0});
-    gradient_norm(s().state->gradients, spans, norm);
+    zero(result.loss());
+    for (std::int64_t row = 0; row < u.rows(); row += u.micro_batch())
+      s().model->forward_backward(u.piece(row), {.gradients = s().state->gradients,
+                                                 .loss = result.loss(),
+                                                 .scale = static_cast<float>(1.0 / std::max(static_cast<double>(u.scored()), 1.0)),
+                                                 .tokens_in_step = static_cast<double>(u.rows() * s().config.data.seq_len),
+                                                 .with_aux = (step - 1) % norms.aux_every == 0});
+    gradient_norm(s().state->gradients, spans, result.norm());
   }
 
-  void update() {
+  void update(const StepResult& result) {
     OptimizerState& o = *s().state;
     const TrainSection& t = train();
     adamw(o.master, o.gradients, o.m, o.v, spans,
@@ -97,15 +122,16 @@ struct Trainer::Impl {
            .beta2 = t.betas[1],
            .eps = t.adam_eps,
            .weight_decay = t.weight_decay,
-           .step = ++s().progress.updates,
-           .grad_norm = norm,
+           .step = s().progress.updates + 1,
+           .grad_norm = result.norm(),
+           .loss = result.loss(),
            .clip = t.clip});
   }
 
   void skip(std::int64_t step, float step_loss) {
     Progress& p = s().progress;
-    const std::string reason =
-        std::isfinite(step_loss) ? fmt::format("the gradient norm is {}", grad_norm) : fmt::format("the loss is {}", step_loss);
+    const auto text = [](float value) { return std::isnan(value) ? "nan" : fmt::format("{}", value); };  // fmt tells -nan from nan
+    const std::string reason = std::isfinite(step_loss) ? "the gradient norm is " + text(grad_norm) : "the loss is " + text(step_loss);
     s().metrics->event(step, "skipped_step", reason);
     log::warning("step {} skipped: {}", step, reason);
     if (++p.skipped_in_row < train().max_skipped) return;
@@ -116,37 +142,52 @@ struct Trainer::Impl {
                     step, p.skipped_in_row, reason));
   }
 
+  // Reads what the last step came to and enters it into the progress.
+  void settle() {
+    if (!unread) return;
+    unread = false;
+    Progress& p = s().progress;
+    const auto [sum, norm] = results[static_cast<std::size_t>(p.step % 2)].read();
+    grad_norm = norm;
+    if (!std::isfinite(sum) || !std::isfinite(norm)) return skip(p.step, sum);
+    p.loss_sum += static_cast<double>(sum) / static_cast<double>(std::max<std::int64_t>(scored, 1));
+    ++p.loss_count;
+    ++p.updates;
+    p.skipped_in_row = 0;
+  }
+
+  void put_batch() { s().uploader->put(s().train->next()); }
+
+  // Gives the device a step. A GPU is never waited for: the step before is read (AdamW must know whether it counted) when this one's passes
+  // are already under way, and whether this one counts is decided on the device.
   void step() {
     Progress& p = s().progress;
     const std::int64_t step = p.step + 1;
     if (options.before_step) options.before_step(*s().model, step);
-    const double before = seconds();
-    lr = learning_rate(
-        {.lr = train().lr, .min_lr_ratio = train().min_lr_ratio, .warmup_ratio = train().warmup_ratio, .steps = train().steps}, step);
-    const HostBatch host = s().train->next();
+    const Timed timed{*this};
+    const StepResult& result = results[static_cast<std::size_t>(step % 2)];
     const bool look = step == 1 || step == train().steps || every(step, (train().steps + kLayerLines - 1) / kLayerLines);
     Json layers;
+    s().uploader->advance();
     {
       std::optional<LayerStats> stats;
       if (look) stats.emplace(*s().model);
-      accumulate(host, step);
+      accumulate(step, result);
       if (look) layers = stats->result();  // before the update: of the weights that made this step's loss
     }
-    const float sum = on_host(loss);
-    grad_norm = on_host(norm);
-    const bool good = std::isfinite(sum) && std::isfinite(grad_norm);
-    if (good) {
-      update();
-      p.loss_sum += static_cast<double>(sum) / static_cast<double>(std::max<std::int64_t>(scored_tokens(host), 1));
-      ++p.loss_count;
-      p.skipped_in_row = 0;
-    }
+    result.fetch();
+    const std::int64_t tokens = s().uploader->scored();
+    if (step < train().steps) put_batch();
+    settle();
+    lr = learning_rate(
+        {.lr = train().lr, .min_lr_ratio = train().min_lr_ratio, .warmup_ratio = train().warmup_ratio, .steps = train().steps}, step);
+    update(result);
     if (every(step, refresh_interval(s().config.model.config.norm, train().steps))) s().model->refresh_constants();
     p.step = step;
-    const double took = seconds() - before;
-    for (Clock* c : {&total, &window}) c->spent += took, ++c->steps;
+    scored = tokens;
+    unread = true;
     if (look) s().metrics->layers(step, layers);
-    if (!good) skip(step, sum);
+    for (Clock* c : {&total, &window}) ++c->steps;
   }
 
   void write_line() {
@@ -189,7 +230,7 @@ struct Trainer::Impl {
 
   void validate() {
     Progress& p = s().progress;
-    const Evaluation e = evaluate(*s().model, *s().valid, *s().uploader, train().eval_batches);
+    const Evaluation e = evaluate(*s().model, *s().valid, *s().valid_uploader, train().eval_batches);
     s().metrics->validation(p.step, e.loss, e.tokens);
     p.log_history.push_back({{"step", p.step}, {"eval_loss", e.loss}});
     if (std::isfinite(e.loss) && (p.best_step == 0 || e.loss < p.best_metric)) p.best_metric = e.loss, p.best_step = p.step;
@@ -198,7 +239,8 @@ struct Trainer::Impl {
   }
 
   void save(bool interrupted) {
-    s().metrics->sync();  // a checkpoint never runs ahead of its metrics
+    s().metrics->sync();  // a checkpoint never runs ahead of its metrics, nor of the algorithms that made it
+    s().tuning->update();
     save_checkpoint(*s().dir, *s().checkpoints, *s().model, *s().state, s().progress, interrupted);
     outcome.checkpoint = s().dir->checkpoint(s().progress.step).string();
     log::info("saved   {}", outcome.checkpoint);
@@ -207,15 +249,22 @@ struct Trainer::Impl {
   // Everything that may follow a step. True: the run is to stop.
   bool after_step(const StopSignals& stop) {
     const Progress& p = s().progress;
-    const bool last = p.step == train().steps;
+    const bool last = p.step == train().steps, line = last || every(p.step, train().log_every),
+               valid = s().valid && (last || every(p.step, train().eval_every)), save_due = last || every(p.step, train().save_every);
+    if (total.steps == 1) s().tuning->update();
+    if (line || valid || save_due) {
+      const Timed timed{*this};
+      settle();
+    }
     redraw();
-    if (last || every(p.step, train().log_every)) write_line();
-    if (s().valid && (last || every(p.step, train().eval_every))) validate();
+    if (line) write_line();
+    if (valid) validate();
     // While steps are being skipped the weights are in doubt: no checkpoint of them pushes out a good one.
-    const bool saved = last || (every(p.step, train().save_every) && p.skipped_in_row == 0);
+    const bool saved = last || (save_due && p.skipped_in_row == 0);
     if (saved) save(false);
     if (last || !stop.received()) return last;
     outcome.signal = stop.received();
+    settle();
     if (!saved) save(true);
     log::info("stopped by {} after step {}; resume=auto goes on from here", outcome.signal == SIGINT ? "SIGINT" : "SIGTERM", p.step);
     return true;
@@ -226,8 +275,7 @@ Trainer::Trainer(const RunConfig& config, TrainerOptions options) : impl_(std::m
   impl_->session = open_session(config, options.force);
   impl_->options = std::move(options);
   const Model& model = *impl_->session->model;
-  impl_->loss = OwnedTensor(model.device(), DType::f32, {1});
-  impl_->norm = OwnedTensor(model.device(), DType::f32, {1});
+  for (int i = 0; i < 2; ++i) impl_->results.emplace_back(model.device());
   impl_->spans = model.parameters().spans();
 }
 
@@ -244,6 +292,7 @@ Outcome Trainer::run() {
     const StopSignals stop;
     t.peak = peak_flops(t.s().model->device(), t.s().model->type());
     t.s().train->start(t.s().progress.step);
+    t.put_batch();
     do t.step();
     while (!t.after_step(stop));
   } else {

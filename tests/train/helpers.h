@@ -12,9 +12,12 @@
 #include <string>
 #include <vector>
 
+#include "core/log.h"
 #include "core/rng.h"
 #include "data/token_file.h"
+#include "tests/devices.h"
 #include "train/files.h"
+#include "train/trainer.h"
 
 namespace bhyt::train {
 
@@ -53,7 +56,17 @@ inline void write_language(const std::string& file, std::int64_t tokens, std::ui
   out.finish();
 }
 
-inline std::vector<std::string> small_run(const Folder& tmp, const std::string& dir) {
+using Words = std::vector<std::string>;
+
+inline Words operator+(Words a, const Words& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+// For the same run on every device: what follows these words may still change the type.
+inline Words on(Device device) { return {"device=" + name_of(device), "dtype=fp32"}; }
+
+inline Words small_run(const Folder& tmp, const std::string& dir) {
   if (!fs::exists(tmp.path / "train.tok")) {
     write_language(tmp / "train.tok", 20000, 1);
     write_language(tmp / "valid.tok", 1500, 2);
@@ -72,9 +85,41 @@ inline std::vector<std::string> small_run(const Folder& tmp, const std::string& 
           "train.save_every=4",
           "train.eval_batches=3",
           "threads=1",
+          "device=cpu",
           "data.train=" + tmp / "train.tok",
           "data.valid=" + tmp / "valid.tok",
           "run.dir=" + tmp / dir};
+}
+
+inline RunConfig config_of(const Words& words) { return read_run_config(config_tree("", words)); }
+
+inline Outcome train(const Words& words, TrainerOptions options = {}) {
+  log::set_quiet(true);
+  Trainer trainer(config_of(words), std::move(options));
+  return trainer.run();
+}
+
+struct Killed {};
+// Stops as a crash does: nothing is saved, nothing is written any more.
+inline TrainerOptions crash_before(std::int64_t at) {
+  return {.before_step = [at](Model&, std::int64_t step) {
+    if (step == at) throw Killed();
+  }};
+}
+
+inline std::string error_of(const Words& words, TrainerOptions options = {}) {
+  try {
+    train(words, std::move(options));
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+inline bool says(const std::string& message, const std::string& part) {
+  if (message.find(part) != std::string::npos) return true;
+  ADD_FAILURE() << "expected \"" << part << "\" in \"" << message << "\"";
+  return false;
 }
 
 // metrics.jsonl without what only the clock decides.

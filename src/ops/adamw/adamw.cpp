@@ -22,10 +22,9 @@ void check_spans(const Tensor& arena, const std::vector<ArenaSpan>& spans) {
           arena.size(), s.offset, s.offset + s.size);
 }
 
-void check_norm(const Tensor& norm, const Tensor& like) {
-  check(norm.dtype == DType::f32 && norm.size() == 1 && norm.device == like.device,
-        "[adamw] expected the gradient norm fp32 [1] on {}, got {} {} on {}", name_of(like.device), name_of(norm.dtype), shape_string(norm),
-        name_of(norm.device));
+void check_scalar(const Tensor& t, const Tensor& like, const char* what) {
+  check(t.dtype == DType::f32 && t.size() == 1 && t.device == like.device, "[adamw] expected {} fp32 [1] on {}, got {} {} on {}", what,
+        name_of(like.device), name_of(t.dtype), shape_string(t), name_of(t.device));
 }
 
 }  // namespace
@@ -33,7 +32,7 @@ void check_norm(const Tensor& norm, const Tensor& like) {
 void gradient_norm(const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm) {
   check_arena(gradients, gradients, "gradients");
   check_spans(gradients, spans);
-  check_norm(norm, gradients);
+  check_scalar(norm, gradients, "the gradient norm");
   const profile::Scope scope(profile::Kind::optimizer, norm.device);
   norm.device.is_cuda() ? cuda::gradient_norm(gradients, spans, norm) : cpu::gradient_norm(gradients, spans, norm);
 }
@@ -52,7 +51,8 @@ void adamw(const Tensor& master, const Tensor& gradients, const Tensor& m, const
           name_of(s.value.dtype), shape_string(s.value), name_of(s.value.device));
   check(step.step >= 1, "[adamw] expected steps from 1, got {}", step.step);
   check(step.clip <= 0 || step.grad_norm, "[adamw] expected the gradient norm, which clipping needs");
-  if (step.grad_norm) check_norm(step.grad_norm, master);
+  if (step.grad_norm) check_scalar(step.grad_norm, master, "the gradient norm");
+  if (step.loss) check_scalar(step.loss, master, "the loss");
   const profile::Scope scope(profile::Kind::optimizer, master.device);
   master.device.is_cuda() ? cuda::adamw(master, gradients, m, v, spans, step) : cpu::adamw(master, gradients, m, v, spans, step);
 }

@@ -50,8 +50,8 @@ const Table& table(const std::vector<ArenaSpan>& spans) {
   BHYT_CUDA(cudaStreamSynchronize(stream()));
   if (t.chunks) BHYT_CUDA(cudaFree(t.chunks)), BHYT_CUDA(cudaFree(t.partial));
   const std::size_t count = std::max<std::size_t>(chunks.size(), 1);
-  BHYT_CUDA(cudaMalloc(&t.chunks, count * sizeof(Chunk)));
-  BHYT_CUDA(cudaMalloc(&t.partial, count * sizeof(double)));
+  t.chunks = static_cast<Chunk*>(device_memory(count * sizeof(Chunk)));
+  t.partial = static_cast<double*>(device_memory(count * sizeof(double)));
   BHYT_CUDA(cudaMemcpy(t.chunks, chunks.data(), chunks.size() * sizeof(Chunk), cudaMemcpyHostToDevice));
   t.count = static_cast<int>(chunks.size());
   t.spans = spans;
@@ -96,7 +96,8 @@ __device__ __forceinline__ float update(float w, float g, float& m, float& v, co
 }
 
 __global__ void adamw_kernel(const Chunk* chunks, float* master, const float* gradients, float* m, float* v, Rates r,
-                             const float* grad_norm) {
+                             const float* grad_norm, const float* loss) {
+  if (loss && !isfinite(*loss)) return;
   float scale = 1;
   if (grad_norm) {
     if (!isfinite(*grad_norm)) return;
@@ -157,7 +158,7 @@ void adamw(const Tensor& master, const Tensor& gradients, const Tensor& m, const
   const Rates r{f(s.lr / correction(s.beta1)), f(s.beta1), f(s.beta2), f(1 - s.beta1), f(1 - s.beta2), f(1 / correction(s.beta2)), f(s.eps),
                 f(s.lr * s.weight_decay),      f(s.clip)};
   adamw_kernel<<<t.count, kThreads, 0, stream()>>>(t.chunks, master.as<float>(), gradients.as<float>(), m.as<float>(), v.as<float>(), r,
-                                                   s.grad_norm ? s.grad_norm.as<float>() : nullptr);
+                                                   s.grad_norm ? s.grad_norm.as<float>() : nullptr, s.loss ? s.loss.as<float>() : nullptr);
   check_launch("adamw");
 }
 

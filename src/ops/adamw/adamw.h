@@ -20,8 +20,9 @@ struct AdamW {
   double lr = 0, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0;
   std::int64_t step = 1;  // of this update, from 1: bias correction
   Tensor grad_norm;       // fp32 [1] on the device: the global norm of the gradients
+  Tensor loss;            // fp32 [1] on the device, or empty
   double clip = 0;        // gradients are scaled by min(1, clip / grad_norm); 0 = off
-  // A norm that is not finite leaves everything as it was (the caller reads grad_norm and records the skipped step).
+  // A norm or a loss that is not finite leaves everything as it was (the caller reads them and records the skipped step).
 };
 
 // norm fp32 [1] = √Σ g² over the spans that are not frozen; the sum is cut by size, not by threads.

@@ -65,7 +65,7 @@ void gradient_norm(const Tensor& gradients, const std::vector<ArenaSpan>& spans,
 void adamw(const Tensor& master, const Tensor& gradients, const Tensor& m, const Tensor& v, const std::vector<ArenaSpan>& spans,
            const AdamW& step) {
   const double norm = step.grad_norm ? *step.grad_norm.as<float>() : 0.0;
-  if (!std::isfinite(norm)) return;
+  if (!std::isfinite(norm) || (step.loss && !std::isfinite(*step.loss.as<float>()))) return;
   const double correction1 = 1 - std::pow(step.beta1, static_cast<double>(step.step));
   const double correction2 = 1 - std::pow(step.beta2, static_cast<double>(step.step));
   const Update u{.clip = static_cast<float>(step.clip > 0 && norm > step.clip ? step.clip / norm : 1.0),

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <vector>
@@ -27,14 +28,15 @@ constexpr int kCandidates = 8;
 struct Library {
   cublasLtHandle_t handle = nullptr;
   void* workspace = nullptr;
-  std::map<std::string, cublasLtMatmulAlgo_t> algorithms;
+  std::map<std::string, cublasLtMatmulAlgo_t> algorithms;  // an entry never changes: nor do the bits of a product
+  std::map<std::string, cublasLtMatmulAlgo_t> saved;       // read back, not used yet
 };
 
 Library& library() {
   static Library l = [] {
     Library made;
     BHYT_BLAS(cublasLtCreate(&made.handle));
-    BHYT_CUDA(cudaMalloc(&made.workspace, kWorkspace));
+    made.workspace = device_memory(kWorkspace);
     return made;
   }();
   return l;
@@ -125,28 +127,20 @@ std::vector<cublasLtMatmulAlgo_t> candidates(const Problem& p) {
   return out;
 }
 
-// Milliseconds of the best of three runs; negative when the algorithm refuses.
-float measure(const Problem& p, const cublasLtMatmulAlgo_t& algorithm, void* out) {
-  cudaEvent_t begin, end;
-  BHYT_CUDA(cudaEventCreate(&begin));
-  BHYT_CUDA(cudaEventCreate(&end));
-  float best = -1;
-  for (int i = 0; i < 4; ++i) {
-    BHYT_CUDA(cudaEventRecord(begin, stream()));
-    if (p.run(algorithm, out) != CUBLAS_STATUS_SUCCESS) break;
-    BHYT_CUDA(cudaEventRecord(end, stream()));
-    BHYT_CUDA(cudaEventSynchronize(end));
-    float ms = 0;
-    BHYT_CUDA(cudaEventElapsedTime(&ms, begin, end));
-    if (i > 0 && (best < 0 || ms < best)) best = ms;
-  }
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
-  return best;
+// Milliseconds of one run; negative when the algorithm refuses.
+float measure(const Problem& p, const cublasLtMatmulAlgo_t& algorithm, void* out, cudaEvent_t begin, cudaEvent_t end) {
+  BHYT_CUDA(cudaEventRecord(begin, stream()));
+  if (p.run(algorithm, out) != CUBLAS_STATUS_SUCCESS) return -1;
+  BHYT_CUDA(cudaEventRecord(end, stream()));
+  BHYT_CUDA(cudaEventSynchronize(end));
+  float ms = 0;
+  BHYT_CUDA(cudaEventElapsedTime(&ms, begin, end));
+  return ms;
 }
 
 // The fastest candidate, measured into a copy of the result so that accumulating products stay right; the library's first choice for
-// small products and where there is no room for the copy.
+// small products and where there is no room for the copy. The candidates take turns, so that a clock that rises favours none, and those
+// within a hundredth of the best stand in the library's order, so that noise decides less.
 cublasLtMatmulAlgo_t choose(const Problem& p) {
   const auto all = candidates(p);
   void* out = nullptr;
@@ -155,14 +149,27 @@ cublasLtMatmulAlgo_t choose(const Problem& p) {
     cudaGetLastError();
     return all.front();
   }
-  std::size_t best = 0;
-  float least = -1;
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    const float ms = measure(p, all[i], out);
-    if (ms >= 0 && (least < 0 || ms < least)) least = ms, best = i;
-  }
+  cudaEvent_t begin, end;
+  BHYT_CUDA(cudaEventCreate(&begin));
+  BHYT_CUDA(cudaEventCreate(&end));
+  std::vector<float> best(all.size(), HUGE_VALF);
+  for (int round = 0; round < 4; ++round)
+    for (std::size_t i = 0; i < all.size(); ++i)
+      if (const float ms = measure(p, all[i], out, begin, end); round > 0 && ms >= 0) best[i] = std::min(best[i], ms);
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
   BHYT_CUDA(cudaFree(out));
-  return all[best];
+  const float least = *std::min_element(best.begin(), best.end());
+  const auto chosen = std::find_if(best.begin(), best.end(), [&](float ms) { return ms <= least * 1.01f; });
+  return all[static_cast<std::size_t>(chosen - best.begin())];
+}
+
+// A choice that was read back is taken if the library still takes it.
+bool takes(const Problem& p, const cublasLtMatmulAlgo_t& algorithm) {
+  cublasLtMatmulHeuristicResult_t result{};
+  return cublasLtMatmulAlgoCheck(library().handle, p.description.h, p.first.h, p.second.h, p.result.h, p.result.h, &algorithm, &result) ==
+             CUBLAS_STATUS_SUCCESS &&
+         result.workspaceSize <= kWorkspace;
 }
 
 }  // namespace
@@ -180,32 +187,42 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& 
   auto& known = library().algorithms;
   const std::string key = p.key(o);
   auto it = known.find(key);
-  if (it == known.end()) it = known.emplace(key, choose(p)).first;
+  if (it == known.end()) {
+    const auto saved = library().saved.find(key);
+    const bool reuse = saved != library().saved.end() && takes(p, saved->second);
+    it = known.emplace(key, reuse ? saved->second : choose(p)).first;
+  }
   BHYT_BLAS(p.run(it->second, c.data));
 }
 
 std::map<std::string, std::string> tuning() {
+  auto all = library().algorithms;
+  all.insert(library().saved.begin(), library().saved.end());
   std::map<std::string, std::string> out;
-  for (const auto& [key, algorithm] : library().algorithms) {
-    std::string hex;
+  for (const auto& [key, algorithm] : all)
     for (const std::uint64_t word : algorithm.data) {
       char text[17];
       std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(word));
-      hex += text;
+      out[key] += text;
     }
-    out[key] = hex;
-  }
   return out;
 }
 
 void set_tuning(const std::map<std::string, std::string>& saved) {
+  std::map<std::string, cublasLtMatmulAlgo_t> read;
   for (const auto& [key, hex] : saved) {
     cublasLtMatmulAlgo_t algorithm{};
     constexpr std::size_t words = sizeof algorithm.data / sizeof algorithm.data[0];
-    if (hex.size() != 16 * words) fail("[gemm] tuning: expected " + std::to_string(16 * words) + " hexadecimal digits for " + key);
+    if (hex.size() != 16 * words || hex.find_first_not_of("0123456789abcdef") != std::string::npos)
+      fail("[gemm] tuning: expected " + std::to_string(16 * words) + " hexadecimal digits for " + key);
     for (std::size_t i = 0; i < words; ++i) algorithm.data[i] = std::stoull(hex.substr(16 * i, 16), nullptr, 16);
-    library().algorithms[key] = algorithm;
+    read[key] = algorithm;
   }
+  // A new run: what this process chose for an earlier one must not stand in the way of what its directory says.
+  for (const auto& [key, algorithm] : read) library().algorithms.erase(key);
+  library().saved = std::move(read);
 }
+
+std::string tuning_library() { return "cuBLASLt " + std::to_string(cublasLtGetVersion()); }
 
 }  // namespace bhyt::cuda

@@ -1,0 +1,66 @@
+#include "train/tuning.h"
+
+#include "core/check.h"
+#include "core/log.h"
+#include "core/schema.h"
+#include "ops/gemm/tuning.h"
+
+namespace bhyt::train {
+
+namespace {
+
+using schema::Json;
+constexpr int kVersion = 1;
+
+}  // namespace
+
+std::string tuning_text(const Tuning& t) {
+  return Json{{"version", kVersion}, {"device", t.device}, {"library", t.library}, {"algorithms", t.algorithms}}.dump(1) + "\n";
+}
+
+Tuning parse_tuning(const std::string& text) {
+  try {
+    const Json j = Json::parse(text);
+    check(j.at("version") == kVersion, "it has version {}, expected {}", j.at("version").dump(), kVersion);
+    return {
+        .device = j.at("device"), .library = j.at("library"), .algorithms = j.at("algorithms").get<std::map<std::string, std::string>>()};
+  } catch (const Json::exception&) {
+    throw Error("it is damaged");
+  }
+}
+
+Tuning read_tuning(const fs::path& file, const std::string& device, const std::string& library) {
+  Tuning mine{.device = device, .library = library, .algorithms = {}};
+  if (!fs::exists(file)) return mine;
+  try {
+    Tuning t = parse_tuning(read_text(file));
+    check(t.device == device && t.library == library, "it was made on {} with {}, this is {} with {}", t.device, t.library, device,
+          library);
+    return t;
+  } catch (const Error& e) {
+    log::warning("{} is not used: {}; algorithms are chosen anew, and bits may differ", file.string(), e.what());
+    return mine;
+  }
+}
+
+TuningFile::TuningFile(fs::path file, Device device) : file_(std::move(file)), on_gpu_(device.is_cuda()) {
+  if (!on_gpu_) return;
+  written_ = read_tuning(file_, cuda::describe(device.index), cuda::tuning_library());
+  try {
+    cuda::set_tuning(written_.algorithms);
+  } catch (const Error& e) {
+    log::warning("{} is not used: {}", file_.string(), e.what());
+    written_.algorithms.clear();
+  }
+}
+
+void TuningFile::update() {
+  if (!on_gpu_) return;
+  Tuning now = written_;
+  now.algorithms = cuda::tuning();
+  if (now == written_) return;
+  replace_synced(file_, tuning_text(now));
+  written_ = std::move(now);
+}
+
+}  // namespace bhyt::train
