@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
 # Cross-builds the program and the tests with CUDA for x86-64 and puts them, with the libraries they need, into build/device:
-# a folder to copy to a GPU machine and hand to scripts/gpu_check.sh. FIXTURES and PEERS_SCRIPT, where set, go along.
+# a folder to copy to a GPU machine and hand to scripts/gpu_check.sh and scripts/gpu_train.sh. FIXTURES and PEERS_SCRIPT, where set, go along.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/cross_deps.sh cuda
 scripts/install_deps.sh cuda
 cmake -S . -B build/x86_64 -G Ninja --toolchain cmake/x86_64-cross.cmake -DBHYT_GEMM=blis -DBHYT_BENCH=OFF -DBHYT_CUDA=ON -DBHYT_CUDA_ARCHS=90a --log-level=ERROR
-cmake --build build/x86_64 --target bhyt test_ops test_model
+cmake --build build/x86_64 --target bhyt test_ops test_model test_train
 mkdir -p build/device
 lib=.deps/x86_64/usr/lib/x86_64-linux-gnu
 cp -L $lib/libfmt.so.9 $lib/libyaml-cpp.so.0.7 $lib/libzstd.so.1 $lib/blis-openmp/libblis.so.4 .deps/x86_64/lib/x86_64-linux-gnu/libz.so.1 build/device/
 cp -L "$(x86_64-linux-gnu-g++ -print-file-name=libgomp.so.1)" build/device/
-cp build/x86_64/bhyt build/x86_64/tests/test_ops build/x86_64/tests/test_model scripts/parity.py build/device/
-x86_64-linux-gnu-strip build/device/{bhyt,test_ops,test_model}
+cp build/x86_64/bhyt build/x86_64/tests/test_{ops,model,train} scripts/parity.py build/device/
+x86_64-linux-gnu-strip build/device/{bhyt,test_ops,test_model,test_train}
 [[ -z ${FIXTURES:-} ]] || { rm -rf build/device/fixtures && cp -rL "$FIXTURES" build/device/fixtures && chmod -R u+w build/device/fixtures; }
 [[ -z ${PEERS_SCRIPT:-} ]] || cp -L "$PEERS_SCRIPT" build/device/torch_peers.py
 du -sh build/device
