@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes fuzz/corpus: small valid files of every format, from which the fuzzers start.
+"""Writes fuzz/corpus: small valid files of every format, from which the fuzzers start. What they found stays beside them, as found_*.
 
 usage: make_fuzz_corpus.py --bhyt build/bhyt [--out fuzz/corpus]
 """
@@ -56,7 +56,7 @@ def made_by_program(bhyt, out):
         run("tokenizer", "train", "--vocab", 275, "--out", folder / "t", text)
         shutil.copy(folder / "t" / "tokenizer.json", out / "tokenizer_json" / "trained.json")
         run("data", "pack", "--out", folder / "a.tok", "--tokenizer", "bytes", "--lines", text)
-        shutil.copy(folder / "a.tok", out / "token_file" / "bytes.tok")
+        shutil.copy(folder / "a.tok", out / "token_file" / "bytes")
 
 
 def minimal_tokenizer():
@@ -74,6 +74,39 @@ def minimal_tokenizer():
                       "fuse_unk": False, "byte_fallback": False, "ignore_merges": True, "vocab": vocab, "merges": ["a b"]}}
 
 
+def llama3_tokenizer():
+    j = minimal_tokenizer()
+    j["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "NFC"}]}
+    j["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+    special = {"id": "<|end_of_text|>", "ids": [6], "tokens": ["<|end_of_text|>"]}
+    template = {"type": "TemplateProcessing", "pair": [], "special_tokens": {"<|end_of_text|>": special},
+                "single": [{"SpecialToken": {"id": "<|end_of_text|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]}
+    j["post_processor"] = {"type": "Sequence", "processors": [{"type": "ByteLevel"}, template]}
+    j["added_tokens"].append({"id": 9, "content": "world", "special": False, "normalized": True, "lstrip": True, "rstrip": True})
+    j["model"]["merges"] = [["a", "b"]]
+    return j
+
+
+def digits_tokenizer():
+    j = minimal_tokenizer()
+    j["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, {"type": "ByteLevel"}]}
+    j["model"] |= {"unk_token": "a", "fuse_unk": True}
+    return j
+
+
+def metaspace_tokenizer():
+    j = minimal_tokenizer()
+    vocab = {"<unk>": 0} | {f"<0x{b:02X}>": 1 + b for b in range(256)} | {"\u2581": 257, "l": 258, "o": 259, "lo": 260, "\u2581lo": 261}
+    j["normalizer"] = {"type": "Sequence", "normalizers": [
+        {"type": "Prepend", "prepend": "\u2581"}, {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]}
+    j["pre_tokenizer"] = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": False}
+    j["decoder"] = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]}
+    j["added_tokens"] = []
+    j["model"] |= {"vocab": vocab, "merges": ["l o", "\u2581 lo"], "unk_token": "<unk>", "byte_fallback": True}
+    return j
+
+
 def byte_alphabet():
     own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in own]
@@ -85,7 +118,9 @@ def main():
     parser.add_argument("--bhyt", required=True)
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "fuzz/corpus")
     args = parser.parse_args()
-    shutil.rmtree(args.out, ignore_errors=True)
+    for old in args.out.glob("*/*"):
+        if not old.name.startswith("found_"):
+            old.unlink()
 
     def put(target, name, content):
         folder = args.out / target
@@ -104,7 +139,8 @@ def main():
     put("llama2c_tokenizer", "tiny", llama2c_tokenizer())
     put("tiktoken", "bytes", "".join(f"{base64.b64encode(bytes([b])).decode()} {b}\n" for b in range(256)) +
         "".join(f"{base64.b64encode(w).decode()} {256 + i}\n" for i, w in enumerate((b"he", b"ll", b" w", b"hell"))))
-    put("tokenizer_json", "minimal.json", json.dumps(minimal_tokenizer()))
+    for name, made in (("minimal", minimal_tokenizer), ("llama3", llama3_tokenizer), ("digits", digits_tokenizer), ("metaspace", metaspace_tokenizer)):
+        put("tokenizer_json", name + ".json", json.dumps(made()))
     alphabet = byte_alphabet()
     put("vocab_merges", "gpt2", json.dumps({t: i for i, t in enumerate(alphabet + ["he", "ll"])}) + "\0#version: 0.2\nh e\nl l\n")
     put("token_file", "gpt2.bin", llmc_shard(20240520, 1, [50256, 1, 2, 3, 50256, 7], "H"))

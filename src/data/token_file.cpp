@@ -29,7 +29,8 @@ struct Header {
 };
 static_assert(sizeof(Header) == 128);
 
-// llm.c: 256 int32. Words 3 and 4 are zero there; ours carry vocabulary and end-of-text + 1, so that a file converts back.
+// llm.c: 256 int32. Words from 3 on are zero there; ours carry vocabulary, end-of-text + 1, fingerprint and kind, so that a file converts
+// back to the same bytes.
 struct Shard {
   std::int32_t magic, version;
   std::uint32_t token_bytes;
@@ -48,6 +49,15 @@ const Shard* shard_of(const unsigned char* p, std::size_t size) {
   for (const Shard& s : kShards)
     if (s.magic == magic) return &s;
   return nullptr;
+}
+
+// The name of a tokenizer's kind: people see it.
+std::string kind_of(const void* from, const std::string& path) {
+  const auto* text = static_cast<const char*>(from);
+  std::string kind(text, strnlen(text, sizeof Header::kind));
+  check(std::all_of(kind.begin(), kind.end(), [](char c) { return c >= ' ' && c <= '~'; }), "{}: damaged token file: its kind is no name",
+        path);
+  return kind;
 }
 
 std::uint64_t padded(std::uint64_t n) { return (n + 7) / 8 * 8; }
@@ -131,13 +141,13 @@ void TokenFile::parse_bhyt() {
            .meta = {.vocab = h.vocab,
                     .end_of_text = static_cast<TokenId>(h.end_of_text),
                     .fingerprint = h.fingerprint,
-                    .kind = std::string(h.kind, strnlen(h.kind, sizeof h.kind))}};
+                    .kind = kind_of(h.kind, path_)}};
 }
 
 void TokenFile::parse_shard() {
   const Shard& s = *shard_of(bytes_.data(), bytes_.size());
   check(bytes_.size() >= kShardHeader, "{}: truncated llm.c shard: {} bytes, the header alone has {}", path_, bytes_.size(), kShardHeader);
-  std::int32_t word[5];
+  std::int32_t word[11];
   std::memcpy(word, bytes_.data(), sizeof word);
   check(word[1] == s.version, "{}: expected {} shard version {}, got {}", path_, name_of(s.format), s.version, word[1]);
   check(word[2] >= 0, "{}: an llm.c shard of {} tokens", path_, word[2]);
@@ -147,6 +157,8 @@ void TokenFile::parse_shard() {
   const bool ours = word[3] > 0;
   check(!ours || (word[4] >= 0 && word[4] <= word[3] && (s.token_bytes == 4 || word[3] <= 1 << 16)),
         "{}: a vocabulary of {} with end-of-text {}", path_, word[3], word[4] - 1);
+  std::uint64_t fingerprint = 0;
+  if (ours) std::memcpy(&fingerprint, word + 5, sizeof fingerprint);
   tokens_at_ = kShardHeader;
   delimiter_leads_ = !ours;
   info_ = {.format = s.format,
@@ -157,8 +169,8 @@ void TokenFile::parse_shard() {
            .checksum = 0,
            .meta = {.vocab = ours ? static_cast<std::uint64_t>(word[3]) : s.vocab,
                     .end_of_text = ours ? word[4] - 1 : s.delimiter,
-                    .fingerprint = 0,
-                    .kind = ours                                 ? ""
+                    .fingerprint = fingerprint,
+                    .kind = ours                                 ? kind_of(word + 7, path_)
                             : s.format == TokenFormat::llmc_gpt2 ? "gpt2"
                                                                  : "llama3"}};
 }
@@ -346,7 +358,12 @@ void to_shard(const TokenFile& in, const Shard& s, std::uint64_t begin, std::uin
   OutputFile out(to);
   std::int32_t header[kShardHeader / 4] = {s.magic, s.version, static_cast<std::int32_t>(n)};
   const bool native = m.vocab == s.vocab && m.end_of_text == s.delimiter && in.info().format == s.format;
-  if (!native) header[3] = static_cast<std::int32_t>(m.vocab), header[4] = m.end_of_text + 1;
+  if (!native) {
+    header[3] = static_cast<std::int32_t>(m.vocab);
+    header[4] = m.end_of_text + 1;
+    std::memcpy(header + 5, &m.fingerprint, sizeof m.fingerprint);
+    std::memcpy(header + 7, m.kind.data(), std::min(m.kind.size(), sizeof Header::kind - 1));
+  }
   out.write(header, sizeof header);
   std::vector<TokenId> ids(1 << 18);
   std::vector<std::uint16_t> narrow(ids.size());

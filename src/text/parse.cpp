@@ -9,7 +9,25 @@ namespace bhyt {
 
 namespace {
 
-constexpr std::uint64_t kMostIds = 1 << 24;  // far beyond any vocabulary; keeps one absurd id from taking all memory
+// Nesting beyond any tokenizer's would overflow the stack when it is printed or compared.
+void check_depth(std::string_view text, const char* name) {
+  constexpr int kDeepest = 64;
+  int depth = 0;
+  bool inside = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (inside) {
+      i += c == '\\';
+      inside = c != '"';
+    } else if (c == '"') {
+      inside = true;
+    } else if (c == '[' || c == '{') {
+      check(++depth <= kDeepest, "[{}] nested more than {} deep", name, kDeepest);
+    } else if (c == ']' || c == '}') {
+      --depth;
+    }
+  }
+}
 
 void push_merge(TokenizerSpec& spec, const Vocabulary& ids, const std::string& left, const std::string& right) {
   const auto a = ids.find(left), b = ids.find(right), whole = ids.find(left + right);
@@ -29,16 +47,19 @@ void push_merge(TokenizerSpec& spec, const Vocabulary& ids, std::string_view lin
 }  // namespace
 
 nlohmann::json parse_json(std::string_view text, const char* name) {
+  // The parser takes a zero byte for the end of its input.
+  check(text.find('\0') == text.npos, "[{}] not JSON: it holds a zero byte", name);
+  check_depth(text, name);
   try {
     return nlohmann::json::parse(text);
-  } catch (const nlohmann::json::parse_error& e) {
+  } catch (const nlohmann::json::exception& e) {
     throw Error(fmt::format("[{}] not JSON: {}", name, e.what()));
   }
 }
 
-TokenId read_id(const nlohmann::json& j, const char* where) {
-  const bool fits = j.is_number_unsigned() ? j.get<std::uint64_t>() < kMostIds : j.is_number_integer() && j.get<std::int64_t>() >= 0;
-  if (!fits) fail(fmt::format("{}: expected an id from 0 to {}, got {}", where, kMostIds - 1, j.dump(-1, ' ', true).substr(0, 120)));
+TokenId read_id(const nlohmann::json& j, std::size_t limit, const char* where) {
+  const bool fits = j.is_number_unsigned() && j.get<std::uint64_t>() < limit;
+  if (!fits) fail(fmt::format("{}: expected an id from 0 to {}, got {}", where, limit - 1, j.dump(-1, ' ', true).substr(0, 120)));
   return j.get<TokenId>();
 }
 
@@ -49,7 +70,7 @@ Vocabulary read_vocab(const nlohmann::json& j, const char* where) {
   ids.reserve(j.size());
   std::vector<const std::string*> owner;
   for (auto it = j.begin(); it != j.end(); ++it) {
-    const TokenId id = read_id(it.value(), where);
+    const TokenId id = read_id(it.value(), id_limit(j.size()), where);
     const auto i = static_cast<std::size_t>(id);
     if (i >= owner.size()) owner.resize(i + 1, nullptr);
     check(!owner[i], "{}: expected one token for id {}, got {:?} and {:?}", where, id, owner[i] ? *owner[i] : "", it.key());

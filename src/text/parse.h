@@ -12,13 +12,18 @@ namespace bhyt {
 
 TokenizerSpec read_tokenizer_json(std::string_view json);
 TokenizerSpec read_vocab_merges(std::string_view vocab_json, std::string_view merges_txt);
-TokenizerSpec read_tiktoken(std::string_view model);
+// `ranks`: how many the file must hold; fuzzing makes do with fewer.
+constexpr std::size_t kLlama3Ranks = 128000;
+TokenizerSpec read_tiktoken(std::string_view model, std::size_t ranks = kLlama3Ranks);
 TokenizerSpec read_llama2c(std::string_view file);
 
 // What they share.
 using Vocabulary = std::unordered_map<std::string, TokenId>;
 nlohmann::json parse_json(std::string_view text, const char* name);
-TokenId read_id(const nlohmann::json& j, const char* where);
+// An id below `limit`, Error otherwise.
+TokenId read_id(const nlohmann::json& j, std::size_t limit, const char* where);
+// Ids may leave gaps, but a small file must not ask for a table of millions.
+inline std::size_t id_limit(std::size_t tokens) { return 4 * tokens + (1 << 16); }
 Vocabulary read_vocab(const nlohmann::json& j, const char* where);
 // "a b" or ["a", "b"], the rank being the place in the list.
 void read_merges(TokenizerSpec& spec, const Vocabulary& ids, const nlohmann::json& list);

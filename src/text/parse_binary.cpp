@@ -14,7 +14,6 @@ namespace bhyt {
 
 namespace {
 
-constexpr std::size_t kLlama3Ranks = 128000;
 constexpr std::size_t kLongestPiece = 1024;  // real ones stay below 130; longer ones would only cost time
 
 std::string base64(std::string_view text, std::size_t line) {
@@ -78,7 +77,7 @@ class Bytes {
 
 }  // namespace
 
-TokenizerSpec read_tiktoken(std::string_view model) {
+TokenizerSpec read_tiktoken(std::string_view model, std::size_t count) {
   TokenizerSpec spec;
   for (std::size_t line = 1; !model.empty(); ++line) {
     const std::size_t end = std::min(model.find('\n'), model.size());
@@ -99,18 +98,20 @@ TokenizerSpec read_tiktoken(std::string_view model) {
     set_piece(spec, rank, std::move(piece), PieceKind::text);
   }
   // The file names no pattern and no special tokens: they are known for Llama-3 alone, and a guess would give wrong ids.
-  check(spec.pieces.size() == kLlama3Ranks, "[tiktoken] expected the {} ranks of Llama-3, got {}", kLlama3Ranks, spec.pieces.size());
+  check(spec.pieces.size() == count, "[tiktoken] expected the {} ranks of Llama-3, got {}", count, spec.pieces.size());
   const PieceTable pieces(spec);
-  for (std::size_t i = 0; i < kLlama3Ranks; ++i)
+  for (std::size_t i = 0; i < count; ++i)
     check(pieces.find(spec.pieces[i]) == static_cast<TokenId>(i), "[tiktoken] rank {}: expected a token not seen before, got {:?} again", i,
           spec.pieces[i]);
-  std::vector<std::int64_t> ranks(kLlama3Ranks);
+  for (int b = 0; b < 256; ++b)  // else some text would have no ids
+    check(pieces.find(std::string(1, static_cast<char>(b))) >= 0, "[tiktoken] expected a token for every byte, got none for 0x{:02X}", b);
+  std::vector<std::int64_t> ranks(count);
   for (std::size_t i = 0; i < ranks.size(); ++i) ranks[i] = static_cast<std::int64_t>(i);
   spec.merges = merges_from_ranks(spec, ranks);
   spec.pattern = Pattern::llama3;
   spec.ignore_merges = true;
-  for (std::size_t i = 0; i < 256; ++i) add(spec, {}, {.id = static_cast<TokenId>(kLlama3Ranks + i), .content = llama3_special(i)});
-  spec.before = {static_cast<TokenId>(kLlama3Ranks)};
+  for (std::size_t i = 0; i < 256; ++i) add(spec, {}, {.id = static_cast<TokenId>(count + i), .content = llama3_special(i)});
+  spec.before = {static_cast<TokenId>(count)};
   return spec;
 }
 

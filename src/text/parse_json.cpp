@@ -128,6 +128,7 @@ class Parser {
 
   // The vocabulary writes spaces as U+2581: from here on they are spaces.
   void use_metaspace() {
+    if (spec_.metaspace) return;  // normalizer and pre-tokenizer may both say so
     spec_.metaspace = true;
     for (std::size_t id = 0; id < spec_.pieces.size(); ++id) {
       std::string& p = spec_.pieces[id];
@@ -201,10 +202,11 @@ class Parser {
     const Json& list = at(root_, "added_tokens");
     if (list.is_null()) return;
     if (!list.is_array()) wrong("added_tokens", "a list", list);
+    const std::size_t limit = id_limit(ids_.size() + list.size());
     for (const Json& j : list) {
       if (!j.is_object()) wrong("added_tokens", "objects", j);
       AddedToken t;
-      t.id = read_id(at(j, "id"), "[tokenizer.json] added_tokens");
+      t.id = read_id(at(j, "id"), limit, "[tokenizer.json] added_tokens");
       t.content = text_of(j, "content", "added_tokens");
       if (t.content.empty()) wrong("added_tokens", "a token that is not empty", j);
       t.special = flag(j, "special", false, "added_tokens");
@@ -252,8 +254,7 @@ class Parser {
       const Json& ids = entry.is_object() ? at(entry, "ids") : entry;
       if (!ids.is_array()) wrong("post_processor.special_tokens", "the ids of " + name, entry);
       for (const Json& j : ids) {
-        const TokenId id = read_id(j, "[tokenizer.json] post_processor.special_tokens");
-        if (id >= std::ssize(spec_.pieces)) wrong("post_processor.special_tokens", "an id of the vocabulary", j);
+        const TokenId id = read_id(j, spec_.pieces.size(), "[tokenizer.json] post_processor.special_tokens");
         (texts ? spec_.after : spec_.before).push_back(id);
       }
     }

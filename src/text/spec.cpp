@@ -61,8 +61,7 @@ void find_roles(TokenizerSpec& spec) {
   if (!spec.eos) spec.eos = spec.end_of_text;
 
   const auto stop = [&](std::optional<TokenId> id) {
-    if (id && *id >= 0 && *id < std::ssize(spec.pieces) && std::find(spec.stops.begin(), spec.stops.end(), *id) == spec.stops.end())
-      spec.stops.push_back(*id);
+    if (id && std::find(spec.stops.begin(), spec.stops.end(), *id) == spec.stops.end()) spec.stops.push_back(*id);
   };
   stop(spec.end_of_text);
   stop(spec.eos);
@@ -71,7 +70,7 @@ void find_roles(TokenizerSpec& spec) {
   if (generation.is_object() && generation.contains("eos_token_id")) {
     const nlohmann::json& ids = generation["eos_token_id"];
     for (const nlohmann::json& id : ids.is_array() ? ids : nlohmann::json::array({ids}))
-      if (id.is_number_integer()) stop(static_cast<TokenId>(id.get<std::int64_t>()));
+      if (id.is_number_unsigned() && id.get<std::uint64_t>() < spec.pieces.size()) stop(id.get<TokenId>());
   }
 }
 

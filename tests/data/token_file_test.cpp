@@ -266,6 +266,10 @@ TEST(Shard, RefusesBadOnes) {
   refuse(shard(20240520, 1, 0, "ab"), "overlong");
   refuse(shard(20240520, 1, -5, "ab"), "-5 tokens");
   refuse(shard(20240520, 1, 1, "ab").substr(0, 100), "truncated");
+  std::string odd = shard(20240520, 1, 1, "ab");
+  odd[12] = 100;     // a vocabulary of 100: one of ours
+  odd[28] = '\xff';  // in the kind's name
+  refuse(odd, "kind");
   std::string wild = shard(20240520, 1, 1, "\xff\xff");
   EXPECT_THROW(TokenFile("s", std::vector<unsigned char>(wild.begin(), wild.end())).verify(), Error);  // 65535 is no GPT-2 id
 }
@@ -274,7 +278,11 @@ TEST(Shard, ConvertsThereAndBack) {
   TempDir dir;
   for (const TokenId vocab : {257, 100000}) {
     const Documents docs = random_documents(2000, vocab, 5);
-    write(dir / "a.tok", docs, {.vocab = static_cast<std::uint64_t>(vocab), .end_of_text = vocab - 1});
+    write(dir / "a.tok", docs,
+          {.vocab = static_cast<std::uint64_t>(vocab),
+           .end_of_text = vocab - 1,
+           .fingerprint = 0x8123456789ABCDEF,
+           .kind = "a kind of mine"});
     const TokenFormat format = vocab == 257 ? TokenFormat::llmc_gpt2 : TokenFormat::llmc_llama3;
     EXPECT_EQ(convert_tokens(dir / "a.tok", dir / "a.bin", format), std::vector{dir / "a.bin"});
     convert_tokens(dir / "a.bin", dir / "b.tok", TokenFormat::bhyt);

@@ -1,13 +1,16 @@
 // Tokenizer files: what is written reads back the same, and what is damaged or unknown is refused by name.
 #include <gtest/gtest.h>
 
+#include <fmt/format.h>
 #include <unistd.h>
+
 #include <filesystem>
 #include <functional>
 
 #include "core/error.h"
 #include "tests/text/fuzz_strings.h"
 #include "tests/text/small_tokenizer.h"
+#include "text/parse.h"
 
 namespace bhyt {
 namespace {
@@ -183,7 +186,9 @@ TEST(Hostile, TokenizerJson) {
   expect_refused("{", "not JSON");
   expect_refused("{}", "model");
   expect_refused("\"\xFF\"", "not JSON");
-  expect_refused(std::string(100000, '['), "not JSON");
+  expect_refused(std::string(100000, '['), "nested");
+  expect_refused("{\"model\":" + std::string(100000, '[') + std::string(100000, ']') + "}", "nested");
+  expect_refused(test::small_json().dump() + std::string(1, '\0') + "more", "zero byte");
   const auto refused = [](const char* words, const std::function<void(Json&)>& change) {
     Json j = test::small_json();
     change(j);
@@ -196,6 +201,8 @@ TEST(Hostile, TokenizerJson) {
   refused("model.vocab", [](Json& j) { j["model"]["vocab"]["new"] = 7; });
   refused("model.vocab", [](Json& j) { j["model"]["vocab"]["new"] = -1; });
   refused("model.vocab", [](Json& j) { j["model"]["vocab"]["new"] = 4000000000u; });
+  refused("model.vocab", [](Json& j) { j["model"]["vocab"]["new"] = 1000000; });  // a table of a million for a few tokens
+  refused("added_tokens", [](Json& j) { j["added_tokens"][0]["id"] = 1000000; });
   refused("model.vocab", [](Json& j) { j["model"]["vocab"]["new"] = "7"; });
   refused("merge 7", [](Json& j) { j["model"]["merges"].push_back({"q", "nowhere"}); });
   refused("merge 7", [](Json& j) { j["model"]["merges"].push_back({"q", "q"}); });
@@ -226,10 +233,20 @@ TEST(Hostile, TokenizerJson) {
   });
 }
 
+std::string base64(int byte) {
+  static constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  return {kDigits[byte >> 2], kDigits[(byte & 3) << 4], '=', '='};
+}
+
 TEST(Hostile, Tiktoken) {
   for (const char* text :
        {"", "IQ== 0\n", "IQ==\n", "IQ== x\n", "IQ== 1\n", "I!== 0\n", "IQ= 0\n", " 0\n", "IQ== 0 \n", "IQ== 99999999999999999999\n"})
     EXPECT_THROW(parse_tiktoken(text), Error) << text;
+  std::string bytes;  // all but one byte: some text would have no ids
+  for (int b = 0; b < 255; ++b) bytes += fmt::format("{} {}\n", base64(b), b);
+  EXPECT_THROW(read_tiktoken(bytes, 255), Error);
+  bytes += fmt::format("{} 255\n", base64(255));
+  EXPECT_EQ(finish_tokenizer(read_tiktoken(bytes, 256))->encode("a\xFF", false), (Ids{'a', 255}));
   if (test::data_dir().empty()) GTEST_SKIP() << "BHYT_DATA is not set";
   std::string model = test::read_file(test::data_dir() + "/tokenizers/llama3/tokenizer.model");
   EXPECT_THROW(parse_tiktoken(std::string_view(model).substr(0, model.size() / 2)), Error);
