@@ -168,7 +168,7 @@ E read_choice(const Keys& k, const char* key, const schema::Names<E>& names) {
 }
 
 void read_exact_layers(NormConfig& n, const Keys& k) {
-  n.exact_first = k.integer("var_approx_exact_layers", 0, {.at_least = 0, .at_most = 1e6});
+  n.exact_first = k.integer("var_approx_exact_layers", 0, {.at_least = 0, .at_most = 1 << 14});  // the most layers a model may have
   std::set<std::int64_t> list = read_exact_list(k, "var_approx_exact_layer_list");
   if (list.empty()) return;
   for (std::int64_t l = 1; l <= n.exact_first; ++l) list.insert(l);  // both given: the layers of either

@@ -137,8 +137,15 @@ void convert_llama2c(const fs::path& from, const fs::path& to, const ConvertOpti
   std::vector<Source> sources;
   for (const auto& w : file.weights())
     sources.push_back({w.name, safetensors_dtype(type), w.shape, [&file, &w](const Piece& f) {
-                         const std::vector<float> values = file.values(w);
-                         f(values.data(), 0, static_cast<std::int64_t>(values.size()));
+                         const std::int64_t columns = w.shape.size() == 2 ? w.shape[1] : 1;
+                         const std::int64_t most = std::max<std::int64_t>(1, (1 << 20) / columns);
+                         std::vector<float> values(static_cast<std::size_t>(std::min(most, w.shape[0]) * columns));
+                         for (std::int64_t row = 0; row < w.shape[0]; row += most) {
+                           const std::int64_t n = std::min(most, w.shape[0] - row);
+                           file.rows(w, row, n, values.data());
+                           f(values.data(), row * columns, n * columns);
+                         }
+                         file.release(w);
                        }});
   save_model_files(to, file.config(), type);
   write_weights(to, sources, options.max_shard);
@@ -163,7 +170,10 @@ void convert_checkpoint(const fs::path& from, const fs::path& to, const ConvertO
     else
       convert_llama2c(from, beside, options);
     if (options.finish) options.finish(beside);
+    for (const auto& e : fs::directory_iterator(beside)) sync_path(e.path());  // copies and tokenizers are not synced yet
+    sync_path(beside);
     fs::rename(beside, target);  // replaces an empty folder
+    sync_path(target.has_parent_path() ? target.parent_path() : ".");
   } catch (...) {
     fs::remove_all(beside, why);
     throw;

@@ -157,13 +157,14 @@ void check_tied_head(const WeightFiles& files, const std::vector<Parameter>& par
 void each_piece(const WeightFiles::Entry& entry, const std::function<void(const float*, std::int64_t, std::int64_t)>& f) {
   constexpr std::int64_t kPiece = 1 << 20;
   const std::int64_t size = entry.tensor->size();
+  const std::uint64_t element = safetensors_dtype_size(entry.tensor->dtype);
   std::vector<float> floats(static_cast<std::size_t>(std::min(size, kPiece)));
   for (std::int64_t first = 0; first < size; first += kPiece) {
     const std::int64_t n = std::min(kPiece, size - first);
     SafeTensors::to_float(*entry.tensor, first, n, floats.data());
     f(floats.data(), first, n);
+    entry.file->release(*entry.tensor, static_cast<std::uint64_t>(first) * element, static_cast<std::uint64_t>(first + n) * element);
   }
-  entry.file->release(*entry.tensor);
 }
 
 }  // namespace bhyt

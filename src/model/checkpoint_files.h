@@ -48,7 +48,7 @@ std::vector<std::string> mismatches(const WeightFiles& files, const std::vector<
 // With a tied LM head a file may hold its copy; anything but a copy means that the config is wrong: Error.
 void check_tied_head(const WeightFiles& files, const std::vector<Parameter>& parameters);
 
-// Calls f(floats, first, n) over the whole tensor in pieces, so that no copy of it is ever held; then lets its pages go.
+// Calls f(floats, first, n) over the whole tensor in pieces, letting its pages go as it proceeds, so that it is never held whole.
 void each_piece(const WeightFiles::Entry& entry, const std::function<void(const float*, std::int64_t first, std::int64_t n)>& f);
 
 bool is_float_dtype(const std::string& dtype);

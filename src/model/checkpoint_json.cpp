@@ -61,4 +61,12 @@ void write_text_synced(const std::filesystem::path& file, std::string_view text)
   if (::close(fd) != 0) failed("close");
 }
 
+void sync_path(const std::filesystem::path& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const bool done = fd >= 0 && (::fsync(fd) == 0 || errno == EINVAL);  // EINVAL: nothing that could be synced
+  const int why = errno;
+  if (fd >= 0) ::close(fd);
+  check(done, "{}: cannot sync: {}", path.string(), std::strerror(why));
+}
+
 }  // namespace bhyt

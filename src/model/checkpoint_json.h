@@ -16,5 +16,7 @@ schema::Json read_json(const std::filesystem::path& file);
 std::string read_small_file(const std::filesystem::path& file);
 // Writes and syncs; the caller owns the atomicity of its folder.
 void write_text_synced(const std::filesystem::path& file, std::string_view text);
+// A file or a folder that exists already.
+void sync_path(const std::filesystem::path& path);
 
 }  // namespace bhyt

@@ -11,6 +11,7 @@
 #include <fstream>
 
 #include "core/check.h"
+#include "model/safetensors.h"
 
 namespace bhyt {
 
@@ -46,7 +47,8 @@ ModelConfig config_of(const Header& h) {
 // The file in its order: every kind of weight for all layers before the next kind. Returns the bytes it takes.
 std::size_t lay_out(const ModelConfig& c, std::vector<Llama2cFile::Weight>& out) {
   std::size_t at = sizeof(Header);
-  const auto skip = [&](std::int64_t n) { at += static_cast<std::size_t>(n) * 4; };
+  // Each weight fits 2⁵² bytes, all layers' together may not fit 2⁶⁴.
+  const auto skip = [&](std::int64_t n) { check(!__builtin_add_overflow(at, static_cast<std::size_t>(n) * 4, &at), "its size overflows"); };
   const auto one = [&](std::string name, std::vector<std::int64_t> shape, std::int64_t heads = 0) {
     std::int64_t n = 1;
     for (auto s : shape) n *= s;
@@ -132,22 +134,28 @@ bool Llama2cFile::recognised(const fs::path& file) {
   }
 }
 
-std::vector<float> Llama2cFile::values(const Weight& w) const {
-  std::int64_t n = 1;
-  for (auto s : w.shape) n *= s;
-  std::vector<float> out(static_cast<std::size_t>(n));
+void Llama2cFile::rows(const Weight& w, std::int64_t first, std::int64_t n, float* out) const {
+  const std::int64_t columns = w.shape.size() == 2 ? w.shape[1] : 1;
+  check(first >= 0 && n >= 0 && first <= w.shape[0] - n, "[llama2.c] expected rows within {}, got {} from {}", w.shape[0], n, first);
+  const auto bytes = static_cast<std::size_t>(columns) * 4;
+  const auto at = [&](std::int64_t row) { return data_ + w.at + static_cast<std::size_t>(row) * bytes; };
   if (w.heads == 0) {
-    std::memcpy(out.data(), data_ + w.at, out.size() * 4);
-    return out;
+    std::memcpy(out, at(first), static_cast<std::size_t>(n) * bytes);
+    return;
   }
-  // Within a head the pair (2j, 2j+1) becomes (j, j + D/2).
-  const std::int64_t cols = w.shape[1], head_dim = w.shape[0] / w.heads;
-  for (std::int64_t row = 0; row < w.shape[0]; ++row) {
-    const std::int64_t head = row / head_dim, i = row % head_dim, to = head * head_dim + i / 2 + i % 2 * (head_dim / 2);
-    std::memcpy(&out[static_cast<std::size_t>(to * cols)], data_ + w.at + static_cast<std::size_t>(row * cols) * 4,
-                static_cast<std::size_t>(cols) * 4);
+  // Within a head, row j < D/2 was the first of pair j, row j + D/2 the second.
+  const std::int64_t head_dim = w.shape[0] / w.heads, half = head_dim / 2;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::int64_t row = first + i, in_head = row % head_dim;
+    const std::int64_t from = row - in_head + (in_head < half ? 2 * in_head : 2 * (in_head - half) + 1);
+    std::memcpy(out + i * columns, at(from), bytes);
   }
-  return out;
+}
+
+void Llama2cFile::release(const Weight& w) const {
+  std::size_t bytes = 4;
+  for (auto s : w.shape) bytes *= static_cast<std::size_t>(s);
+  if (map_) release_pages(data_ + w.at, bytes);
 }
 
 }  // namespace bhyt

@@ -31,8 +31,10 @@ class Llama2cFile {
     std::size_t at = 0;      // bytes from the start of the file
   };
   const std::vector<Weight>& weights() const { return weights_; }
-  // A whole weight in Hugging Face's order of rows.
-  std::vector<float> values(const Weight& w) const;
+  // Rows [first, first + n) of a weight in Hugging Face's order, to out [n, columns]; a vector is rows of one column.
+  void rows(const Weight& w, std::int64_t first, std::int64_t n, float* out) const;
+  // Tells the system that a weight's pages are not needed any more.
+  void release(const Weight& w) const;
 
  private:
   void parse(const std::string& name);

@@ -236,11 +236,14 @@ const SafeTensor& SafeTensors::at(const std::string& name) const {
   return *t;
 }
 
-void SafeTensors::release(const SafeTensor& t) const {
-  if (!map_) return;
+void SafeTensors::release(const SafeTensor& t, std::uint64_t begin, std::uint64_t end) const {
+  if (map_) release_pages(static_cast<const char*>(t.data) + begin, end - begin);
+}
+
+void release_pages(const void* data, std::size_t bytes) {
   const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
-  const auto first = (reinterpret_cast<std::uintptr_t>(t.data) + page - 1) / page * page;
-  const auto last = (reinterpret_cast<std::uintptr_t>(t.data) + (t.end - t.begin)) / page * page;
+  const auto at = reinterpret_cast<std::uintptr_t>(data);
+  const std::uintptr_t first = at / page * page, last = (at + bytes) / page * page;  // a page that is cut stays for what follows
   if (last > first) ::madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
 }
 

@@ -44,8 +44,10 @@ class SafeTensors {
 
   // Elements [first, first+n) as fp32, whatever number type the file holds (Error for a type that has no plain value).
   static void to_float(const SafeTensor& t, std::int64_t first, std::int64_t n, float* out);
-  // Tells the system that the tensor's pages are not needed for now, so that reading a file never keeps it in memory.
-  void release(const SafeTensor& t) const;
+  // Tells the system that the pages of bytes [begin, end) of the tensor are not needed for now, so that reading a file never keeps it in
+  // memory.
+  void release(const SafeTensor& t, std::uint64_t begin, std::uint64_t end) const;
+  void release(const SafeTensor& t) const { release(t, 0, t.end - t.begin); }
 
  private:
   void parse(const std::uint8_t* data);
@@ -72,6 +74,9 @@ const char* safetensors_dtype(DType t);
 std::size_t safetensors_dtype_size(const std::string& dtype);
 // fp32 → fp32, bf16, fp16 or fp64, rounded to nearest even.
 void encode_floats(const float* in, std::int64_t n, DType type, void* out);
+
+// Lets go of the pages of a read-only mapping; they come back from the file when they are read again.
+void release_pages(const void* data, std::size_t bytes);
 
 std::string shape_string(const std::vector<std::int64_t>& shape);  // "[172, 64]"
 

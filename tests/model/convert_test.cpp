@@ -128,7 +128,11 @@ TEST(Llama2c, LayoutAndRotation) {
   EXPECT_EQ(f.config().max_positions, 4);
   const auto first_of = [&](const std::string& name) {
     for (const auto& w : f.weights())
-      if (w.name == name) return f.values(w);
+      if (w.name == name) {
+        std::vector<float> values(static_cast<std::size_t>(w.shape[0] * (w.shape.size() == 2 ? w.shape[1] : 1)));
+        f.rows(w, 0, w.shape[0], values.data());
+        return values;
+      }
     return std::vector<float>{-1};
   };
   EXPECT_EQ(first_of("model.embed_tokens.weight")[0], 0);
@@ -151,6 +155,7 @@ TEST(Llama2c, HostileFilesAreRefused) {
   EXPECT_TRUE(has(refusal(llama2c_file({8, 3, 1, 0, 1, 5, 4}, 1)), "multiple"));
   EXPECT_TRUE(has(refusal(llama2c_file({8, 3, -1, 2, 1, 5, 4}, 1)), "model.layers"));
   EXPECT_TRUE(has(refusal(llama2c_file({8, 3, 1, 2, 1, INT32_MIN, 4}, 1)), "model.vocab"));
+  EXPECT_TRUE(has(refusal(llama2c_file({1 << 22, 1 << 24, 1 << 14, 1 << 8, 1 << 8, 1, 1}, 1)), "overflows"));  // 2^64 bytes and a few
   TempDir dir;
   test::write_file(dir / "x.bin", "hello, this is no model at all");
   EXPECT_FALSE(Llama2cFile::recognised(dir / "x.bin"));
