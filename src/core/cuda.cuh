@@ -19,9 +19,10 @@ struct Vec<float> {
     v[0] = __uint_as_float(r.x), v[1] = __uint_as_float(r.y), v[2] = __uint_as_float(r.z), v[3] = __uint_as_float(r.w);
   }
   static __device__ __forceinline__ void load(const float* p, float* v) { unpack(*reinterpret_cast<const uint4*>(p), v); }
-  static __device__ __forceinline__ void store(float* p, const float* v) {
-    *reinterpret_cast<float4*>(p) = make_float4(v[0], v[1], v[2], v[3]);
+  static __device__ __forceinline__ uint4 pack(const float* v) {
+    return make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3]));
   }
+  static __device__ __forceinline__ void store(float* p, const float* v) { *reinterpret_cast<uint4*>(p) = pack(v); }
 };
 template <>
 struct Vec<bf16> {
@@ -35,14 +36,15 @@ struct Vec<bf16> {
       v[2 * i + 1] = __uint_as_float(u[i] & 0xFFFF0000u);
     }
   }
-  static __device__ __forceinline__ void store(bf16* p, const float* v) {
+  static __device__ __forceinline__ void store(bf16* p, const float* v) { *reinterpret_cast<uint4*>(p) = pack(v); }
+  static __device__ __forceinline__ uint4 pack(const float* v) {
     unsigned u[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const __nv_bfloat162 b = __floats2bfloat162_rn(v[2 * i], v[2 * i + 1]);
       u[i] = *reinterpret_cast<const unsigned*>(&b);
     }
-    *reinterpret_cast<uint4*>(p) = make_uint4(u[0], u[1], u[2], u[3]);
+    return make_uint4(u[0], u[1], u[2], u[3]);
   }
 };
 

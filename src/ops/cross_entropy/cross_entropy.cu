@@ -1,4 +1,5 @@
-// The LM head and its loss on the GPU: a few thousand rows of fp32 logits at a time; their gradient, in the run's type, takes their place.
+// The LM head and its loss on the GPU: a few thousand rows of fp32 logits at a time, and their gradient in the run's type: in place in fp32
+// runs, beside them in bf16 ones.
 #include <algorithm>
 
 #include "core/cuda.cuh"
@@ -11,26 +12,40 @@ namespace bhyt::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr std::size_t kRoom = 1u << 30;  // bytes of logits that exist at a time, at most (and at least 128 rows)
+constexpr std::size_t kRoom = 1u << 30;  // bytes of logits and their gradient that exist at a time, at most (and at least 128 rows)
 
-std::int64_t chunk_rows(std::int64_t tokens, std::int64_t vocab) {
-  const std::int64_t rows = static_cast<std::int64_t>(kRoom / (static_cast<std::size_t>(vocab) * sizeof(float))) / 128 * 128;
-  return std::min(tokens, std::max<std::int64_t>(rows, 128));
-}
 std::int64_t padded(std::int64_t vocab) { return (vocab + 7) / 8 * 8; }  // rows of logits start on 16 bytes
+
+// The chunk that is worked on, in the workspace: logits, their gradient, then a weighted loss per token of the whole batch.
+struct Room {
+  std::int64_t rows;
+  std::size_t gradient, losses, bytes;  // offsets
+  Room(std::int64_t tokens, std::int64_t vocab, DType type) {
+    const std::size_t width = static_cast<std::size_t>(padded(vocab)), beside = type == DType::f32 ? 0 : size_of(type);
+    const auto most = static_cast<std::int64_t>(kRoom / (width * (sizeof(float) + beside))) / 128 * 128;
+    rows = std::min(tokens, std::max<std::int64_t>(most, 128));
+    const std::size_t cells = static_cast<std::size_t>(rows) * width;
+    gradient = beside ? cells * sizeof(float) : 0;
+    losses = cells * (sizeof(float) + beside);
+    bytes = losses + static_cast<std::size_t>(tokens) * sizeof(float) + 256;
+  }
+};
 
 // A running maximum (with its place) and the sum of exponentials below it.
 struct Online {
   float top = -INFINITY, sum = 0;
   int place = 0x7fffffff;
 };
-__device__ __forceinline__ void take(Online& o, float v, int place) {
-  if (v > o.top) {
-    o.sum = o.sum * __expf(o.top - v) + 1;
-    o.top = v, o.place = place;
-  } else {
-    o.sum += __expf(v - o.top);
-  }
+template <int U, int V>
+__device__ __forceinline__ void take(Online& o, const float (&v)[U][V]) {
+  float top = o.top;
+#pragma unroll
+  for (int i = 0; i < U * V; ++i) top = fmaxf(top, v[i / V][i % V]);
+  if (top == -INFINITY) return;
+  o.sum *= __expf(o.top - top);
+#pragma unroll
+  for (int i = 0; i < U * V; ++i) o.sum += __expf(v[i / V][i % V] - top);
+  o.top = top;
 }
 __device__ __forceinline__ Online join(const Online& a, const Online& b) {
   if (b.sum == 0) return a;
@@ -66,21 +81,38 @@ __device__ __forceinline__ void store_gradient(bf16* p, const float* v) {
   }
 }
 
-// The gradient of a row of logits, in T, is written over the row: its bytes never run ahead of what the block has read.
+// One row of logits per block; its gradient goes to dx, which may be the row itself. U pieces of a thread are on their way at a time.
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
-    softmax_kernel(float* logits, std::int64_t ld, int vocab, const std::int32_t* targets, const float* weights, float scale, float* losses,
-                   float* weighted, std::int32_t* greedy, bool backward) {
+    softmax_kernel(const float* logits, std::int64_t ld, T* gradient, int vocab, const std::int32_t* targets, const float* weights,
+                   float scale, float* losses, float* weighted, std::int32_t* greedy) {
+  constexpr int U = 4, kStep = kThreads * V;
   __shared__ Online room[kThreads / 32];
   const std::int64_t row = blockIdx.x;
-  float* x = logits + row * ld;
+  const float* x = logits + row * ld;
   const int target = targets[row];
-  Online o;
-  for (int j = threadIdx.x * V; j < vocab; j += kThreads * V) {
-    float v[V];
-    load_logits<V>(x + j, v);
+  const auto load_pieces = [&](int first, float(&v)[U][V]) {
 #pragma unroll
-    for (int k = 0; k < V; ++k) take(o, v[k], j + k);
+    for (int u = 0; u < U; ++u) {
+      const int j = first + u * kStep;
+#pragma unroll
+      for (int k = 0; k < V; ++k) v[u][k] = -INFINITY;
+      if (j < vocab) load_logits<V>(x + j, v[u]);
+    }
+  };
+  Online o;
+  for (int first = threadIdx.x * V; first < vocab; first += U * kStep) {
+    float v[U][V];
+    load_pieces(first, v);
+    if (greedy) {
+      float best = o.top;
+#pragma unroll
+      for (int u = 0; u < U; ++u)
+#pragma unroll
+        for (int k = 0; k < V; ++k)
+          if (v[u][k] > best) best = v[u][k], o.place = first + u * kStep + k;
+    }
+    take(o, v);
   }
 #pragma unroll
   for (int s = 16; s > 0; s >>= 1) {
@@ -101,20 +133,21 @@ __global__ void __launch_bounds__(kThreads)
     weighted[row] = weight * loss;
     if (greedy) greedy[row] = o.place;
   }
-  if (!backward) return;
+  if (!gradient) return;
+  __syncthreads();  // x[target] above is read before it may be overwritten
   const float factor = weight * scale, inverse = factor / o.sum;
-  T* dx = reinterpret_cast<T*>(x);
-  for (int first = 0; first < vocab; first += kThreads * V) {
-    const int j = first + threadIdx.x * V;
-    float v[V];
-    if (j < vocab) load_logits<V>(x + j, v);
-    __syncthreads();
-    if (j >= vocab) continue;
+  T* dx = gradient + row * ld;
+  for (int first = threadIdx.x * V; first < vocab; first += U * kStep) {
+    float v[U][V];
+    load_pieces(first, v);
 #pragma unroll
-    for (int k = 0; k < V; ++k) {
-      v[k] = __expf(v[k] - o.top) * inverse - (j + k == target ? factor : 0.f);
+    for (int u = 0; u < U; ++u) {
+      const int j = first + u * kStep;
+      if (j >= vocab) break;
+#pragma unroll
+      for (int k = 0; k < V; ++k) v[u][k] = __expf(v[u][k] - o.top) * inverse - (j + k == target ? factor : 0.f);
+      store_gradient<V>(dx + j, v[u]);
     }
-    store_gradient<V>(dx + j, v);
   }
 }
 
@@ -128,36 +161,37 @@ __global__ void sum_kernel(const float* values, std::int64_t n, float* out) {
 
 }  // namespace
 
-std::size_t cross_entropy_workspace(std::int64_t tokens, std::int64_t, std::int64_t vocab, DType) {
-  return static_cast<std::size_t>(chunk_rows(tokens, vocab) * padded(vocab) + tokens) * sizeof(float) + 256;
+std::size_t cross_entropy_workspace(std::int64_t tokens, std::int64_t, std::int64_t vocab, DType type) {
+  return Room(tokens, vocab, type).bytes;
 }
 
 void cross_entropy(const CrossEntropy& job) {
-  const std::int64_t n = job.x.rows(), vocab = job.w.rows(), rows = chunk_rows(n, vocab);
+  const std::int64_t n = job.x.rows(), vocab = job.w.rows();
   if (n == 0) return;
-  float* weighted = static_cast<float*>(job.workspace.data) + rows * padded(vocab);
-  for (std::int64_t first = 0; first < n; first += rows) {
-    const std::int64_t count = std::min(rows, n - first);
-    Tensor logits(job.workspace.data, DType::f32, job.x.device, {count, vocab});
-    logits.ld = padded(vocab);
+  const Room room(n, vocab, job.x.dtype);
+  char* base = static_cast<char*>(job.workspace.data);
+  float* weighted = reinterpret_cast<float*>(base + room.losses);
+  for (std::int64_t first = 0; first < n; first += room.rows) {
+    const std::int64_t count = std::min(room.rows, n - first);
+    Tensor logits(base, DType::f32, job.x.device, {count, vocab}), dlogits(base + room.gradient, job.x.dtype, job.x.device, {count, vocab});
+    logits.ld = dlogits.ld = padded(vocab);
     const Tensor x = job.x.row_slice(first, count);
     bhyt::gemm(x, job.w, logits, GemmOptions{.trans_b = true});
     dispatch_float(job.x.dtype, [&](auto t) {
       using T = decltype(t);
       const auto launch = [&](auto wide) {
         softmax_kernel<T, decltype(wide)::value><<<static_cast<unsigned>(count), kThreads, 0, stream()>>>(
-            logits.as<float>(), logits.ld, static_cast<int>(vocab), job.targets.as<std::int32_t>() + first,
-            job.weights ? job.weights.as<float>() + first : nullptr, job.scale, job.losses ? job.losses.as<float>() + first : nullptr,
-            weighted + first, job.greedy ? job.greedy.as<std::int32_t>() + first : nullptr, static_cast<bool>(job.dx));
+            logits.as<float>(), logits.ld, job.dx ? dlogits.as<T>() : nullptr, static_cast<int>(vocab),
+            job.targets.as<std::int32_t>() + first, job.weights ? job.weights.as<float>() + first : nullptr, job.scale,
+            job.losses ? job.losses.as<float>() + first : nullptr, weighted + first,
+            job.greedy ? job.greedy.as<std::int32_t>() + first : nullptr);
       };
-      if (vocab % 4 == 0 && reinterpret_cast<std::uintptr_t>(logits.data) % 16 == 0)
+      if (vocab % 4 == 0 && reinterpret_cast<std::uintptr_t>(base) % 16 == 0)
         launch(std::integral_constant<int, 4>{});
       else
         launch(std::integral_constant<int, 1>{});
     });
     if (!job.dx) continue;
-    Tensor dlogits(logits.data, job.x.dtype, job.x.device, {count, vocab});
-    dlogits.ld = logits.ld * static_cast<std::int64_t>(sizeof(float) / size_of(job.x.dtype));
     bhyt::gemm(dlogits, job.w, job.dx.row_slice(first, count), GemmOptions{});
     bhyt::gemm(dlogits, x, job.dw, GemmOptions{.trans_a = true, .accumulate = true});
   }

@@ -73,18 +73,21 @@ Matrix<T> matrix(const Tensor& t) {
   return {t ? t.as<T>() : nullptr, t.ld};
 }
 
-template <class T, class M, class S>
-__global__ void __launch_bounds__(S::threads) forward_kernel(NormParams p, Matrix<T> x, Matrix<T> add, Matrix<T> sum, Matrix<T> z) {
+// The row is kept as it lies in memory, which takes half the registers. Plain: no centring, gate, β or auxiliary loss.
+template <class T, class M, class S, bool Plain>
+__global__ void __launch_bounds__(S::threads, Plain&& S::K == 4 ? 1024 / S::threads : 1)
+    forward_kernel(NormParams p, Matrix<T> x, Matrix<T> add, Matrix<T> sum, Matrix<T> z) {
   constexpr int V = Vec<T>::n, G = S::G, K = S::K;
   __shared__ float room[2][32];
   int turn = 0;
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * S::groups + threadIdx.x / G;
   const bool live = row < p.n;
-  float v[K][V], gamma[K][V];
+  uint4 raw[K];
+  float gamma[K][V];
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     const int col = column<T, G>(k);
-    Vec<T>::unpack(fetch(x.data + row * x.ld, col, live && col < p.c), v[k]);
+    raw[k] = fetch(x.data + row * x.ld, col, live && col < p.c);
   }
   if (add.data) {
     uint4 h[K];
@@ -95,11 +98,13 @@ __global__ void __launch_bounds__(S::threads) forward_kernel(NormParams p, Matri
     }
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      float w[V];
+      float v[V], w[V];
+      Vec<T>::unpack(raw[k], v);
       Vec<T>::unpack(h[k], w);
 #pragma unroll
-      for (int i = 0; i < V; ++i) v[k][i] = rounded<T>(v[k][i] + w[i]);
-      if (const int col = column<T, G>(k); live && col < p.c) Vec<T>::store(sum.data + row * sum.ld + col, v[k]);
+      for (int i = 0; i < V; ++i) v[i] += w[i];
+      raw[k] = Vec<T>::pack(v);
+      if (const int col = column<T, G>(k); live && col < p.c) *reinterpret_cast<uint4*>(sum.data + row * sum.ld + col) = raw[k];
     }
   }
   // On their way before the sums, which wait for the row.
@@ -107,56 +112,61 @@ __global__ void __launch_bounds__(S::threads) forward_kernel(NormParams p, Matri
   for (int k = 0; k < K; ++k)
     if (const int col = column<T, G>(k); col < p.c) load_params<V>(p.gamma, col, gamma[k]);
   const float shift = p.shift ? *p.shift : 0.f, inv = 1.f / static_cast<float>(p.c);
-  const bool centred = p.stat == Stat::mean_var || p.stat == Stat::mean_std;
+  const bool centred = !Plain && (p.stat == Stat::mean_var || p.stat == Stat::mean_std);
+  RowStats stats = live && p.stat == Stat::given ? kept_stats(p, row) : RowStats{0, 0};
   float s0 = 0, s1 = 0;
   if (centred) {
 #pragma unroll
-    for (int k = 0; k < K; ++k)
+    for (int k = 0; k < K; ++k) {
+      float v[V];
+      Vec<T>::unpack(raw[k], v);
 #pragma unroll
-      for (int i = 0; i < V; ++i) s1 += v[k][i];
+      for (int i = 0; i < V; ++i) s1 += v[i];
+    }
     s1 = group_sum<G>(s1, room, turn) * inv;
   }
-  if (p.stat == Stat::rms || centred || p.aux != 0) {
+  if (p.stat == Stat::rms || centred || (!Plain && p.aux != 0)) {
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      const bool inside = column<T, G>(k) < p.c;
+      float v[V];
+      Vec<T>::unpack(raw[k], v);
+      const float mean = centred && column<T, G>(k) < p.c ? s1 : 0.f;  // beyond the row everything is 0
 #pragma unroll
-      for (int i = 0; i < V; ++i) {
-        const float d = inside ? v[k][i] - (centred ? s1 : 0.f) : 0.f;
-        s0 += d * d;
-      }
+      for (int i = 0; i < V; ++i) s0 += (v[i] - mean) * (v[i] - mean);
     }
     s0 = group_sum<G>(s0, room, turn) * inv;
   }
-  if (p.gate) {
+  if (!Plain && p.gate) {
 #pragma unroll
     for (int k = 0; k < K; ++k)
       if (const int col = column<T, G>(k); col < p.c) {
-        float b[V];
+        float v[V], b[V];
+        Vec<T>::unpack(raw[k], v);
         load_params<V>(p.direction, col, b);
 #pragma unroll
-        for (int i = 0; i < V; ++i) s1 += v[k][i] * b[i];
+        for (int i = 0; i < V; ++i) s1 += v[i] * b[i];
       }
     s1 = group_sum<G>(s1, room, turn);
   }
   if (!live) return;
-  const RowStats stats = p.stat == Stat::given ? kept_stats(p, row) : RowStats{s0, s1};
+  if (p.stat != Stat::given) stats = {s0, s1};
   if (threadIdx.x % G == 0) keep_stats(p, row, stats, s0);
   const RowScale r = row_scale(p, stats);
-  const float t = p.gate ? tanhf(s1) : 0.f;
+  const float t = !Plain && p.gate ? tanhf(s1) : 0.f;
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     const int col = column<T, G>(k);
     if (col >= p.c) continue;
-    float out[V], extra[V];  // extra: SeeDNorm's g, or β
-    if (p.gate) load_params<V>(p.gate, col, extra);
-    if (p.beta) load_params<V>(p.beta, col, extra);
+    float v[V], extra[V];  // extra: SeeDNorm's g, or β
+    Vec<T>::unpack(raw[k], v);
+    if (!Plain && p.gate) load_params<V>(p.gate, col, extra);
+    if (!Plain && p.beta) load_params<V>(p.beta, col, extra);
 #pragma unroll
     for (int i = 0; i < V; ++i) {
-      const float g = gamma[k][i] + (p.gate ? t * extra[i] : 0.f);
-      out[i] = g * M::value(r.a * (v[k][i] - r.mean) + shift) + (p.beta ? extra[i] : 0.f);
+      const float g = gamma[k][i] + (!Plain && p.gate ? t * extra[i] : 0.f);
+      v[i] = g * M::value(r.a * (v[i] - r.mean) + shift) + (!Plain && p.beta ? extra[i] : 0.f);
     }
-    Vec<T>::store(z.data + row * z.ld + col, out);
+    *reinterpret_cast<uint4*>(z.data + row * z.ld + col) = Vec<T>::pack(v);
   }
 }
 
@@ -397,10 +407,15 @@ void norm(const NormSite& site, const NormForward& call) {
     if (!fits<T>(p.c, site) || !aligned16(call.x) || !aligned16(call.add) || !aligned16(call.sum) || !aligned16(call.z))
       return norm_rows(site, call);
     dispatch_map(site.map, [&](auto m) {
+      using M = Fast<T, decltype(m)>;
+      const bool plain = (p.stat == Stat::rms || p.stat == Stat::given || p.stat == Stat::none) && !p.gate && !p.beta && p.aux == 0;
       with_forward_shape<T>(p.c, [&](auto shape) {
         using S = decltype(shape);
-        forward_kernel<T, Fast<T, decltype(m)>, S><<<blocks_for(p.n, S::groups), S::threads, 0, stream()>>>(
-            p, matrix<T>(call.x), matrix<T>(call.add), matrix<T>(call.sum), matrix<T>(call.z));
+        // The error function comes with β in every method.
+        auto kernel =
+            plain && !std::is_same_v<M, ErfMap> ? forward_kernel<T, M, S, !std::is_same_v<M, ErfMap>> : forward_kernel<T, M, S, false>;
+        kernel<<<blocks_for(p.n, S::groups), S::threads, 0, stream()>>>(p, matrix<T>(call.x), matrix<T>(call.add), matrix<T>(call.sum),
+                                                                        matrix<T>(call.z));
       });
     });
   });

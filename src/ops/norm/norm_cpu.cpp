@@ -1,5 +1,5 @@
-// The norm family on the CPU. A row is brought into a float buffer that stays in the first-level cache; statistics, map and gradients are
-// plain loops over it that the compiler vectorises. Sums over rows are cut into fixed blocks: the bits do not depend on the threads.
+// The norm family on the CPU. A row stays in the first-level cache between its two passes (statistic, map); both are plain loops that the
+// compiler vectorises. Sums over rows are cut into fixed blocks: the bits do not depend on the threads.
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -66,83 +66,144 @@ struct Site {
   }
 };
 
-BHYT_CLONES float sum_of(const float* x, std::int64_t c) {
-  float s = 0;
-#pragma omp simd reduction(+ : s)
-  for (std::int64_t j = 0; j < c; ++j) s += x[j];
-  return s;
-}
-BHYT_CLONES float sum_of_squares(const float* x, std::int64_t c, float mean) {
-  float s = 0;
-#pragma omp simd reduction(+ : s)
-  for (std::int64_t j = 0; j < c; ++j) s += (x[j] - mean) * (x[j] - mean);
-  return s;
-}
-BHYT_CLONES float dot(const float* x, const float* y, std::int64_t c) {
-  float s = 0;
-#pragma omp simd reduction(+ : s)
-  for (std::int64_t j = 0; j < c; ++j) s += x[j] * y[j];
-  return s;
+// Sixteen sums side by side: enough to hide the latency of an addition, and the same bits for every vector width.
+template <class F>
+BHYT_BOTH float sum_over(std::int64_t c, F&& f) {
+  constexpr int kLanes = 16;
+  float s[kLanes] = {};
+  std::int64_t j = 0;
+  for (; j + kLanes <= c; j += kLanes)
+    for (int k = 0; k < kLanes; ++k) s[k] += f(j + k);
+  for (int k = 0; j < c; ++j, ++k) s[k] += f(j);
+  for (int w = kLanes / 2; w > 0; w /= 2)
+    for (int k = 0; k < w; ++k) s[k] += s[k + w];
+  return s[0];
 }
 
-BHYT_CLONES void load(const bf16* from, float* to, std::int64_t c) {
-#pragma omp simd
-  for (std::int64_t j = 0; j < c; ++j) to[j] = to_float(from[j]);
-}
-BHYT_CLONES void store(const float* from, bf16* to, std::int64_t c) {
-#pragma omp simd
-  for (std::int64_t j = 0; j < c; ++j) to[j] = to_bf16(from[j]);
-}
-BHYT_CLONES void add_into(const bf16* x, const bf16* y, bf16* sum, float* out, std::int64_t c) {
-#pragma omp simd
-  for (std::int64_t j = 0; j < c; ++j) {
-    sum[j] = to_bf16(to_float(x[j]) + to_float(y[j]));
-    out[j] = to_float(sum[j]);
-  }
-}
-BHYT_CLONES void add_into(const float* x, const float* y, float* sum, float*, std::int64_t c) {
-#pragma omp simd
-  for (std::int64_t j = 0; j < c; ++j) sum[j] = x[j] + y[j];
-}
-
-// A row as floats: fp32 rows are used where they lie, bf16 rows are widened into the buffer.
-const float* row_floats(const float* row, float*, std::int64_t) { return row; }
-const float* row_floats(const bf16* row, float* buffer, std::int64_t c) {
-  load(row, buffer, c);
-  return buffer;
-}
-
-template <class M>
-BHYT_BOTH void map_loop(const float* x, float* z, std::int64_t c, RowScale s, float shift, const float* gamma, const float* beta) {
+template <class M, class T>
+BHYT_BOTH void map_loop(const T* x, T* z, std::int64_t c, RowScale s, float shift, const float* gamma, const float* beta) {
   if (beta) {
 #pragma omp simd
-    for (std::int64_t j = 0; j < c; ++j) z[j] = gamma[j] * M::value(s.a * (x[j] - s.mean) + shift) + beta[j];
+    for (std::int64_t j = 0; j < c; ++j) z[j] = from_float<T>(gamma[j] * M::value(s.a * (to_float(x[j]) - s.mean) + shift) + beta[j]);
   } else {
 #pragma omp simd
-    for (std::int64_t j = 0; j < c; ++j) z[j] = gamma[j] * M::value(s.a * (x[j] - s.mean) + shift);
+    for (std::int64_t j = 0; j < c; ++j) z[j] = from_float<T>(gamma[j] * M::value(s.a * (to_float(x[j]) - s.mean) + shift));
   }
 }
-// One function per map, so that each can be cloned for several instruction sets.
-BHYT_CLONES void map_row(IdMap, const float* x, float* z, std::int64_t c, RowScale s, float shift, const float* gamma, const float* beta) {
-  map_loop<IdMap>(x, z, c, s, shift, gamma, beta);
-}
-BHYT_CLONES void map_row(TanhMap, const float* x, float* z, std::int64_t c, RowScale s, float shift, const float* gamma,
-                         const float* beta) {
-  map_loop<TanhMap>(x, z, c, s, shift, gamma, beta);
-}
-BHYT_CLONES void map_row(ErfMap, const float* x, float* z, std::int64_t c, RowScale s, float shift, const float* gamma, const float* beta) {
-  map_loop<ErfMap>(x, z, c, s, shift, gamma, beta);
-}
-BHYT_CLONES void gated_row(const float* x, float* z, std::int64_t c, float a, float t, const float* gamma, const float* gate) {
+
+// Per-row sums of the backward: Σ du·(x−mean), Σ du.
+struct RowSums {
+  float s1 = 0, s0 = 0;
+};
+
+// du = γ·dz·f'(u) into du; γ's and β's gradients into dgamma and dbeta.
+template <class M, class T>
+BHYT_BOTH RowSums slope_loop(const T* x, const T* dz, float* du, std::int64_t c, RowScale s, float shift, const float* gamma, float* dgamma,
+                             float* dbeta) {
+  float s1 = 0, s0 = 0;
+#pragma omp simd reduction(+ : s1, s0)
+  for (std::int64_t j = 0; j < c; ++j) {
+    const float centred = to_float(x[j]) - s.mean, d = to_float(dz[j]), u = s.a * centred + shift, y = M::value(u);
+    const float g = gamma[j] * d * M::slope(u, y);
+    du[j] = g;
+    dgamma[j] += d * y;
+    s1 += g * centred;
+    s0 += g;
+  }
+  if (dbeta) {
 #pragma omp simd
-  for (std::int64_t j = 0; j < c; ++j) z[j] = (gamma[j] + t * gate[j]) * (a * x[j]);
+    for (std::int64_t j = 0; j < c; ++j) dbeta[j] += to_float(dz[j]);
+  }
+  return {s1, s0};
 }
+
+// One function per map and type, so that each can be cloned for several instruction sets.
+#define BHYT_MAP_ROWS(M, T)                                                                                                         \
+  BHYT_CLONES void map_row(M, const T* x, T* z, std::int64_t c, RowScale s, float shift, const float* gamma, const float* beta) {   \
+    map_loop<M>(x, z, c, s, shift, gamma, beta);                                                                                    \
+  }                                                                                                                                 \
+  BHYT_CLONES RowSums slope_row(M, const T* x, const T* dz, float* du, std::int64_t c, RowScale s, float shift, const float* gamma, \
+                                float* dgamma, float* dbeta) {                                                                      \
+    return slope_loop<M>(x, dz, du, c, s, shift, gamma, dgamma, dbeta);                                                             \
+  }
+BHYT_MAP_ROWS(IdMap, float)
+BHYT_MAP_ROWS(IdMap, bf16)
+BHYT_MAP_ROWS(TanhMap, float)
+BHYT_MAP_ROWS(TanhMap, bf16)
+BHYT_MAP_ROWS(ErfMap, float)
+BHYT_MAP_ROWS(ErfMap, bf16)
+
+template <class T>
+BHYT_BOTH void gated_loop(const T* x, T* z, std::int64_t c, float a, float t, const float* gamma, const float* gate) {
+#pragma omp simd
+  for (std::int64_t j = 0; j < c; ++j) z[j] = from_float<T>((gamma[j] + t * gate[j]) * (a * to_float(x[j])));
+}
+
+// SeeDNorm: z = (γ + t·g) ⊙ u, u = a·x, t = tanh(x·b). Returns Σ du·x, and in s0 the gradient of t.
+template <class T>
+BHYT_BOTH RowSums gated_slope_loop(const T* x, const T* dz, float* du, std::int64_t c, float a, float t, const float* gamma,
+                                   const float* gate, float* dgamma, float* dgate) {
+  float s1 = 0, dt = 0;
+#pragma omp simd reduction(+ : s1, dt)
+  for (std::int64_t j = 0; j < c; ++j) {
+    const float v = to_float(x[j]), d = to_float(dz[j]), y = a * v, g = (gamma[j] + t * gate[j]) * d, w = d * y;
+    du[j] = g;
+    dgamma[j] += w;
+    dgate[j] += t * w;
+    dt += w * gate[j];
+    s1 += g * v;
+  }
+  return {s1, dt};
+}
+
+// dx (+)= a·du + slope·x + level.
+template <class T>
+BHYT_BOTH void input_loop(const float* du, const T* x, std::int64_t c, float a, float slope, float level, bool accumulate, T* dx) {
+  if (accumulate) {
+#pragma omp simd
+    for (std::int64_t j = 0; j < c; ++j) dx[j] = from_float<T>(to_float(dx[j]) + a * du[j] + slope * to_float(x[j]) + level);
+  } else {
+#pragma omp simd
+    for (std::int64_t j = 0; j < c; ++j) dx[j] = from_float<T>(a * du[j] + slope * to_float(x[j]) + level);
+  }
+}
+
+// The rest of the loops, for both types.
+#define BHYT_ROWS(T)                                                                                                                   \
+  BHYT_CLONES float sum_of(const T* x, std::int64_t c) {                                                                               \
+    return sum_over(c, [=](std::int64_t j) { return to_float(x[j]); });                                                                \
+  }                                                                                                                                    \
+  BHYT_CLONES float sum_of_squares(const T* x, std::int64_t c, float mean) {                                                           \
+    return sum_over(c, [=](std::int64_t j) { return (to_float(x[j]) - mean) * (to_float(x[j]) - mean); });                             \
+  }                                                                                                                                    \
+  BHYT_CLONES float dot(const T* x, const float* y, std::int64_t c) {                                                                  \
+    return sum_over(c, [=](std::int64_t j) { return to_float(x[j]) * y[j]; });                                                         \
+  }                                                                                                                                    \
+  BHYT_CLONES void add_into(const T* x, const T* y, T* sum, std::int64_t c) {                                                          \
+    _Pragma("omp simd") for (std::int64_t j = 0; j < c; ++j) sum[j] = from_float<T>(to_float(x[j]) + to_float(y[j]));                  \
+  }                                                                                                                                    \
+  BHYT_CLONES void axpy(float a, const T* x, float* y, std::int64_t c) {                                                               \
+    _Pragma("omp simd") for (std::int64_t j = 0; j < c; ++j) y[j] += a * to_float(x[j]);                                               \
+  }                                                                                                                                    \
+  BHYT_CLONES void gated_row(const T* x, T* z, std::int64_t c, float a, float t, const float* gamma, const float* gate) {              \
+    gated_loop(x, z, c, a, t, gamma, gate);                                                                                            \
+  }                                                                                                                                    \
+  BHYT_CLONES RowSums gated_slope_row(const T* x, const T* dz, float* du, std::int64_t c, float a, float t, const float* gamma,        \
+                                      const float* gate, float* dgamma, float* dgate) {                                                \
+    return gated_slope_loop(x, dz, du, c, a, t, gamma, gate, dgamma, dgate);                                                           \
+  }                                                                                                                                    \
+  BHYT_CLONES void input_row(const float* du, const T* x, std::int64_t c, float a, float slope, float level, bool accumulate, T* dx) { \
+    input_loop(du, x, c, a, slope, level, accumulate, dx);                                                                             \
+  }
+BHYT_ROWS(float)
+BHYT_ROWS(bf16)
 
 // The statistics of one row: (mean square or variance, mean or x·b).
 struct RowStats {
   float s0 = 0, s1 = 0;
 };
-RowStats row_stats(const Site& s, const float* x) {
+template <class T>
+RowStats row_stats(const Site& s, const T* x) {
   const float inv = 1.0f / static_cast<float>(s.c);
   switch (s.stat) {
     case Stat::none:
@@ -159,112 +220,28 @@ RowStats row_stats(const Site& s, const float* x) {
 
 template <class T, class M>
 void forward_rows(const Site& s, const NormForward& call, std::int64_t begin, std::int64_t end, double& aux) {
-  std::vector<float> buffer(static_cast<std::size_t>(2 * s.c));
-  float *wide = buffer.data(), *out = wide + s.c;
   float* stats = floats(call.stats);
   for (std::int64_t i = begin; i < end; ++i) {
     const T* x = call.x.as<T>() + i * call.x.ld;
-    const float* v;
     if (call.add) {
       T* sum = call.sum.as<T>() + i * call.sum.ld;
-      add_into(x, call.add.as<T>() + i * call.add.ld, sum, wide, s.c);
-      v = std::is_same_v<T, float> ? reinterpret_cast<const float*>(sum) : wide;
-    } else {
-      v = row_floats(x, wide, s.c);
+      add_into(x, call.add.as<T>() + i * call.add.ld, sum, s.c);
+      x = sum;
     }
-    const RowStats r = row_stats(s, v);
+    const RowStats r = row_stats(s, x);
     if (stats && s.stat != Stat::given && s.stat != Stat::none) stats[i] = r.s0, stats[s.n + i] = r.s1;
     if (s.given && s.given->aux != 0) {
-      const float exact = sum_of_squares(v, s.c, 0) / static_cast<float>(s.c);
+      const float exact = sum_of_squares(x, s.c, 0) / static_cast<float>(s.c);
       s.given->exact.as<float>()[i] = exact;
       const double gap = std::log(s.given_ms(i) + 1e-8) - std::log(exact + 1e-8);
       aux += gap * gap;
     }
     const RowScale scale = s.scale(r.s0, r.s1, i);
     T* z = call.z.as<T>() + i * call.z.ld;
-    float* to = std::is_same_v<T, float> ? reinterpret_cast<float*>(z) : out;
     if (s.gate)
-      gated_row(v, to, s.c, scale.a, std::tanh(r.s1), s.gamma, s.gate);
+      gated_row(x, z, s.c, scale.a, std::tanh(r.s1), s.gamma, s.gate);
     else
-      map_row(M{}, v, to, s.c, scale, s.shift, s.gamma, s.beta);
-    if constexpr (!std::is_same_v<T, float>) store(to, z, s.c);
-  }
-}
-
-// Per-row sums of the backward: Σ du·(x−mean), Σ du.
-struct RowSums {
-  float s1 = 0, s0 = 0;
-};
-
-// du = γ·dz·f'(u) into du; γ's and β's gradients into dgamma and dbeta.
-template <class M>
-BHYT_BOTH RowSums slope_loop(const float* x, const float* dz, float* du, std::int64_t c, RowScale s, float shift, const float* gamma,
-                             float* dgamma, float* dbeta) {
-  float s1 = 0, s0 = 0;
-#pragma omp simd reduction(+ : s1, s0)
-  for (std::int64_t j = 0; j < c; ++j) {
-    const float u = s.a * (x[j] - s.mean) + shift, y = M::value(u), g = gamma[j] * dz[j] * M::slope(u, y);
-    du[j] = g;
-    dgamma[j] += dz[j] * y;
-    s1 += g * (x[j] - s.mean);
-    s0 += g;
-  }
-  if (dbeta) {
-#pragma omp simd
-    for (std::int64_t j = 0; j < c; ++j) dbeta[j] += dz[j];
-  }
-  return {s1, s0};
-}
-BHYT_CLONES RowSums slope_row(IdMap, const float* x, const float* dz, float* du, std::int64_t c, RowScale s, float shift,
-                              const float* gamma, float* dgamma, float* dbeta) {
-  return slope_loop<IdMap>(x, dz, du, c, s, shift, gamma, dgamma, dbeta);
-}
-BHYT_CLONES RowSums slope_row(TanhMap, const float* x, const float* dz, float* du, std::int64_t c, RowScale s, float shift,
-                              const float* gamma, float* dgamma, float* dbeta) {
-  return slope_loop<TanhMap>(x, dz, du, c, s, shift, gamma, dgamma, dbeta);
-}
-BHYT_CLONES RowSums slope_row(ErfMap, const float* x, const float* dz, float* du, std::int64_t c, RowScale s, float shift,
-                              const float* gamma, float* dgamma, float* dbeta) {
-  return slope_loop<ErfMap>(x, dz, du, c, s, shift, gamma, dgamma, dbeta);
-}
-
-// SeeDNorm: z = (γ + t·g) ⊙ u, u = a·x, t = tanh(x·b). Returns Σ du·x, and in s0 the gradient of t.
-BHYT_CLONES RowSums gated_slope_row(const float* x, const float* dz, float* du, std::int64_t c, float a, float t, const float* gamma,
-                                    const float* gate, float* dgamma, float* dgate) {
-  float s1 = 0, dt = 0;
-#pragma omp simd reduction(+ : s1, dt)
-  for (std::int64_t j = 0; j < c; ++j) {
-    const float y = a * x[j], g = (gamma[j] + t * gate[j]) * dz[j], w = dz[j] * y;
-    du[j] = g;
-    dgamma[j] += w;
-    dgate[j] += t * w;
-    dt += w * gate[j];
-    s1 += g * x[j];
-  }
-  return {s1, dt};
-}
-BHYT_CLONES void axpy(float a, const float* x, float* y, std::int64_t c) {
-#pragma omp simd
-  for (std::int64_t j = 0; j < c; ++j) y[j] += a * x[j];
-}
-
-// dx (+)= a·du + slope·x + level.
-BHYT_CLONES void input_row(const float* du, const float* x, std::int64_t c, float a, float slope, float level, bool accumulate, float* dx) {
-  if (accumulate) {
-#pragma omp simd
-    for (std::int64_t j = 0; j < c; ++j) dx[j] += a * du[j] + slope * x[j] + level;
-  } else {
-#pragma omp simd
-    for (std::int64_t j = 0; j < c; ++j) dx[j] = a * du[j] + slope * x[j] + level;
-  }
-}
-BHYT_CLONES void input_row(const float* du, const float* x, std::int64_t c, float a, float slope, float level, bool accumulate, bf16* dx) {
-  if (accumulate) {
-#pragma omp simd
-    for (std::int64_t j = 0; j < c; ++j) dx[j] = to_bf16(to_float(dx[j]) + a * du[j] + slope * x[j] + level);
-  } else {
-#pragma omp simd
-    for (std::int64_t j = 0; j < c; ++j) dx[j] = to_bf16(a * du[j] + slope * x[j] + level);
+      map_row(M{}, x, z, s.c, scale, s.shift, s.gamma, s.beta);
   }
 }
 
@@ -318,14 +295,13 @@ Reach statistic_backward(const Site& s, const NormBackward& call, Partial& p, st
 
 template <class T, class M>
 void backward_rows(const Site& s, const NormBackward& call, std::int64_t begin, std::int64_t end, Partial& p) {
-  std::vector<float> buffer(static_cast<std::size_t>(3 * s.c));
-  float *wide_x = buffer.data(), *wide_dz = wide_x + s.c, *du = wide_dz + s.c;
+  std::vector<float> buffer(static_cast<std::size_t>(s.c));
+  float* du = buffer.data();
   p.columns = std::make_unique<float[]>(static_cast<std::size_t>(4 * s.c));
   float *dgamma = p.columns.get(), *dbeta = s.beta ? dgamma + s.c : nullptr, *dgate = dgamma + 2 * s.c, *ddirection = dgamma + 3 * s.c;
   const float* stats = floats(call.stats);
   for (std::int64_t i = begin; i < end; ++i) {
-    const float* x = row_floats(call.x.as<T>() + i * call.x.ld, wide_x, s.c);
-    const float* dz = row_floats(call.dz.as<T>() + i * call.dz.ld, wide_dz, s.c);
+    const T *x = call.x.as<T>() + i * call.x.ld, *dz = call.dz.as<T>() + i * call.dz.ld;
     const float s0 = stats ? stats[i] : 0, s1 = stats ? stats[s.n + i] : 0;
     const RowScale r = s.scale(s0, s1, i);
     const float t = s.gate ? std::tanh(s1) : 0;
