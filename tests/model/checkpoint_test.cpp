@@ -8,6 +8,7 @@
 #include "model/checkpoint_files.h"
 #include "model/checkpoint_json.h"
 #include "ops/norm/config.h"
+#include "tests/devices.h"
 #include "tests/model/helpers.h"
 
 namespace bhyt {
@@ -293,8 +294,14 @@ TEST(Checkpoint, SaveAndLoadKeepEveryBit) {
       Model model(c, Device::cpu(), type);
       model.parameters().initialize(7);
       save_model(dir.path(), model);
-      const auto again = load_model(dir.path(), Device::cpu(), type);
-      EXPECT_EQ(values_of(*again), values_of(model)) << method;
+      for (const Device device : test::devices()) {
+        const auto again = load_model(dir.path(), device, type);
+        EXPECT_EQ(values_of(*again), values_of(model)) << method;
+        TempDir copy;
+        save_model(copy.path(), *again);
+        EXPECT_TRUE(test::read_file(copy / "model.safetensors") == test::read_file(dir / "model.safetensors"))
+            << method << " " << name_of(device);
+      }
       EXPECT_TRUE(fs::exists(dir / "generation_config.json"));
       EXPECT_TRUE(fs::exists(dir / "modeling_bhyt.py"));
       const SafeTensors file(dir / "model.safetensors");

@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/parallel.h"
 #include "core/rng.h"
+#include "tests/devices.h"
 #include "tests/model/reference_model.h"
 
 namespace bhyt::testing {
@@ -104,8 +105,9 @@ std::vector<double> constants_of(const Model& m) {
 }
 
 // Loss and every parameter's gradient, along the gradient itself, along a random direction and at single elements.
-void check_gradients(const ModelConfig& c) {
-  Model m = make_model(c);
+void check_gradients(const ModelConfig& c, Device device) {
+  SCOPED_TRACE(name_of(device));
+  Model m = make_model(c, device);
   const auto rows = draw_rows(c.vocab, 2);
   const Result got = run(m, rows);
   const Weights w = weights_of(m);
@@ -146,6 +148,10 @@ void check_gradients(const ModelConfig& c) {
       EXPECT_NEAR(along, expected, 5e-5 * (top + 1e-4) * std::sqrt(size) + 1e-6 * std::fabs(expected)) << p.name << " direction " << k;
     }
   }
+}
+
+void check_gradients(const ModelConfig& c) {
+  for (const Device device : test::devices()) check_gradients(c, device);
 }
 
 using Change = std::function<void(ModelConfig&)>;
@@ -208,26 +214,32 @@ TEST(Model, GradientsForEveryOption) {
   }
 }
 
+void check_recompute(const std::string& method, Device device, DType type) {
+  SCOPED_TRACE(fmt::format("{} {} {}", method, name_of(device), name_of(type)));
+  Model m = make_model(small_config(method, 2), device, type);
+  const auto rows = draw_rows(23, 3);
+  m.prepare(3, kSeq, true);
+  const Result plain = run(m, rows);
+  const auto expect_same = [&](const std::string& what) {
+    const Result again = run(m, rows);
+    EXPECT_EQ(plain.loss, again.loss) << what;
+    EXPECT_EQ(0, std::memcmp(plain.gradients.data(), again.gradients.data(), plain.gradients.size() * 4)) << what;
+  };
+  expect_same("again");
+  for (const Recompute r : {Recompute::norm, Recompute::swiglu, Recompute::block}) {
+    m.prepare(3, kSeq, true, r);
+    expect_same(fmt::format("recompute {}", static_cast<int>(r)));
+  }
+  set_num_threads(3);
+  m.prepare(3, kSeq, true);
+  expect_same("threads");
+  set_num_threads(0);
+}
+
 TEST(Model, RecomputeAndThreadsChangeNoBit) {
-  for (const char* method : {"bhyt", "peri", "seednorm"})
-    for (const DType type : {DType::f32, DType::bf16}) {
-      SCOPED_TRACE(fmt::format("{} {}", method, name_of(type)));
-      Model m = make_model(small_config(method, 2), Device::cpu(), type);
-      const auto rows = draw_rows(23, 3);
-      m.prepare(3, kSeq, true);
-      const Result plain = run(m, rows);
-      for (const Recompute r : {Recompute::norm, Recompute::swiglu, Recompute::block}) {
-        m.prepare(3, kSeq, true, r);
-        const Result again = run(m, rows);
-        EXPECT_EQ(plain.loss, again.loss);
-        EXPECT_EQ(0, std::memcmp(plain.gradients.data(), again.gradients.data(), plain.gradients.size() * 4)) << static_cast<int>(r);
-      }
-      set_num_threads(3);
-      m.prepare(3, kSeq, true);
-      const Result threads = run(m, rows);
-      set_num_threads(0);
-      EXPECT_EQ(0, std::memcmp(plain.gradients.data(), threads.gradients.data(), plain.gradients.size() * 4));
-    }
+  for (const Device device : test::devices())
+    for (const char* method : {"bhyt", "peri", "seednorm"})
+      for (const DType type : {DType::f32, DType::bf16}) check_recompute(method, device, type);
 }
 
 TEST(Model, EveryRecomputeNeedsLessMemory) {
@@ -243,54 +255,66 @@ TEST(Model, EveryRecomputeNeedsLessMemory) {
 TEST(Model, Bf16StaysNearFp32) {
   for (const Method& method : methods()) {
     const ModelConfig c = small_config(std::string(method.name), 2);
-    Model full = make_model(c), half = make_model(c, Device::cpu(), DType::bf16);
+    Model full = make_model(c);
     const auto rows = draw_rows(c.vocab, 2);
-    EXPECT_NEAR(run(full, rows).loss, run(half, rows).loss, 0.05) << method.name;
-  }
-}
-
-TEST(Model, DecodingEqualsTheForward) {
-  for (const Method& method : methods()) {
-    SCOPED_TRACE(std::string(method.name));
-    Model m = make_model(small_config(std::string(method.name), 2));
-    const auto rows = draw_rows(23, 1);
-    const Tokens t(rows, m.device());
-    m.forward(t.batch);
-    OwnedTensor all(m.device(), DType::f32, {kSeq, 23});
-    m.logits(0, kSeq, all);
-    std::vector<std::int32_t> ids(rows[0].begin(), rows[0].end());
-    for (const std::int64_t prompt : {1, 4}) {
-      const auto cache = m.make_cache(kSeq);
-      std::vector<float> logits;
-      for (std::int64_t at = 0; at < kSeq;) {
-        const std::int64_t n = at == 0 ? prompt : 1;
-        m.decode(*cache, ids.data() + at, n, logits);
-        at += n;
-        for (std::int64_t v = 0; v < 23; ++v)
-          EXPECT_NEAR(logits[static_cast<std::size_t>(v)], all.t.as<float>()[(at - 1) * 23 + v], 2e-5) << "position " << at - 1;
-      }
-      EXPECT_THROW(m.decode(*cache, ids.data(), 1, logits), Error);
+    for (const Device device : test::devices()) {
+      Model half = make_model(c, device, DType::bf16);
+      EXPECT_NEAR(run(full, rows).loss, run(half, rows).loss, 0.05) << method.name << " " << name_of(device);
     }
   }
 }
 
-TEST(Model, ScoreEqualsTheTrainingLoss) {
-  Model m = make_model(small_config("bhyt", 2));
-  const auto rows = draw_rows(23, 3);
+void check_decoding(const std::string& method, Device device) {
+  SCOPED_TRACE(fmt::format("{} {}", method, name_of(device)));
+  Model m = make_model(small_config(method, 2), device);
+  const auto rows = draw_rows(23, 1);
   const Tokens t(rows, m.device());
-  OwnedTensor loss(m.device(), DType::f32, {1});
-  zero(loss);
-  m.score(t.batch, {.loss = loss});
-  EXPECT_NEAR(*loss.t.as<float>() / (3.0 * kSeq), run(m, rows).loss, 1e-6);
+  m.forward(t.batch);
+  const OwnedTensor all(m.device(), DType::f32, {kSeq, 23}), host(Device::cpu(), DType::f32, {kSeq, 23});
+  m.logits(0, kSeq, all);
+  copy(all, host);
+  std::vector<std::int32_t> ids(rows[0].begin(), rows[0].end());
+  for (const std::int64_t prompt : {1, 4}) {
+    const auto cache = m.make_cache(kSeq);
+    std::vector<float> logits;
+    for (std::int64_t at = 0; at < kSeq;) {
+      const std::int64_t n = at == 0 ? prompt : 1;
+      m.decode(*cache, ids.data() + at, n, logits);
+      at += n;
+      for (std::int64_t v = 0; v < 23; ++v)
+        EXPECT_NEAR(logits[static_cast<std::size_t>(v)], host.t.as<float>()[(at - 1) * 23 + v], 2e-5) << "position " << at - 1;
+    }
+    EXPECT_THROW(m.decode(*cache, ids.data(), 1, logits), Error);
+  }
+}
+
+TEST(Model, DecodingEqualsTheForward) {
+  for (const Device device : test::devices())
+    for (const Method& method : methods()) check_decoding(std::string(method.name), device);
+}
+
+TEST(Model, ScoreEqualsTheTrainingLoss) {
+  for (const Device device : test::devices()) {
+    Model m = make_model(small_config("bhyt", 2), device);
+    const auto rows = draw_rows(23, 3);
+    const Tokens t(rows, m.device());
+    const OwnedTensor loss(m.device(), DType::f32, {1}), host(Device::cpu(), DType::f32, {1});
+    zero(loss);
+    m.score(t.batch, {.loss = loss});
+    copy(loss, host);
+    EXPECT_NEAR(*host.t.as<float>() / (3.0 * kSeq), run(m, rows).loss, 1e-6) << name_of(device);
+  }
 }
 
 TEST(Model, ASmallerBatchFitsWhatWasPrepared) {
-  Model m = make_model(small_config("bhyt", 2));
-  m.prepare(5, kSeq, true);
-  const auto rows = draw_rows(23, 2);
-  const Result inside = run(m, rows);
-  Model other = make_model(small_config("bhyt", 2));
-  EXPECT_EQ(inside.loss, run(other, rows).loss);
+  for (const Device device : test::devices()) {
+    Model m = make_model(small_config("bhyt", 2), device);
+    m.prepare(5, kSeq, true);
+    const auto rows = draw_rows(23, 2);
+    const Result inside = run(m, rows);
+    Model other = make_model(small_config("bhyt", 2), device);
+    EXPECT_EQ(inside.loss, run(other, rows).loss) << name_of(device);
+  }
 }
 
 TEST(Model, ObserverSeesEveryBlock) {

@@ -92,21 +92,26 @@ std::vector<Case> benchmarks() { return {adamw_case({16 << 20}, 1.0, true)}; }
 
 OP_CASES(AdamW, tests, benchmarks)
 
-TEST(AdamW, AnInfiniteOrMissingNumberInTheNormChangesNothing) {
-  const Device cpu = Device::cpu();
+void check_bad_numbers(Device device) {
   for (const double bad : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
-    const OwnedTensor w = make_tensor(cpu, DType::f32, {3}, {1, 2, 3}), g = make_tensor(cpu, DType::f32, {3}, {1, bad, 1});
-    const OwnedTensor m = make_tensor(cpu, DType::f32, {3}, {4, 5, 6}), v = make_tensor(cpu, DType::f32, {3}, {7, 8, 9});
-    const OwnedTensor value = make_tensor(cpu, DType::bf16, {3}, {1, 2, 3}), norm = make_tensor(cpu, DType::f32, {1});
+    const OwnedTensor w = make_tensor(device, DType::f32, {3}, {1, 2, 3}), g = make_tensor(device, DType::f32, {3}, {1, bad, 1});
+    const OwnedTensor m = make_tensor(device, DType::f32, {3}, {4, 5, 6}), v = make_tensor(device, DType::f32, {3}, {7, 8, 9});
+    const OwnedTensor value = make_tensor(device, DType::bf16, {3}, {1, 2, 3}), norm = make_tensor(device, DType::f32, {1});
     const std::vector<ArenaSpan> spans{{0, 3, value, true, false}};
     gradient_norm(g, spans, norm);
     EXPECT_FALSE(std::isfinite(to_doubles(norm)[0]));
     for (const double clip : {0.0, 1.0}) adamw(w, g, m, v, spans, {.lr = 1, .weight_decay = 1, .grad_norm = norm, .clip = clip});
+    const OwnedTensor good = make_tensor(device, DType::f32, {1}, {1}), loss = make_tensor(device, DType::f32, {1}, {bad});
+    adamw(w, m, m, v, spans, {.lr = 1, .weight_decay = 1, .grad_norm = good, .loss = loss});
     EXPECT_EQ(to_doubles(w), (std::vector<double>{1, 2, 3}));
     EXPECT_EQ(to_doubles(m), (std::vector<double>{4, 5, 6}));
     EXPECT_EQ(to_doubles(v), (std::vector<double>{7, 8, 9}));
     EXPECT_EQ(to_doubles(value), (std::vector<double>{1, 2, 3}));
   }
+}
+
+TEST(AdamW, AnInfiniteOrMissingNumberInTheNormOrTheLossChangesNothing) {
+  for (const Device device : devices()) check_bad_numbers(device);
 }
 
 TEST(AdamW, LargeGradientsHaveAFiniteNorm) {
