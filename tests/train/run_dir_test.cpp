@@ -88,7 +88,9 @@ TEST(RunDir, DamageIsSeenAndNamed) {
   cut_file(at / "a.bin", 999);
   EXPECT_EQ(verify_checkpoint(at), "a.bin has 999 bytes instead of 1000");
   fresh();
-  write_synced(at / "a.bin", std::string(999, 'a') + "b");
+  std::string damaged(1000, 'a');
+  damaged.back() = 'b';
+  write_synced(at / "a.bin", damaged);
   EXPECT_EQ(verify_checkpoint(at), "a.bin is damaged (its checksum differs)");
   fresh();
   fs::remove(at / "optimizer.bin");
