@@ -69,13 +69,10 @@ __device__ __forceinline__ RowScale row_scale(const NormParams& p, RowStats s) {
   return {k * unit, mean, unit};
 }
 
-// The row's statistics, and the auxiliary loss's, as the forward keeps them; one thread per row. exact: the row's own mean square.
+// The row's statistics as the forward keeps them; one thread per row. exact: the row's own mean square, for the auxiliary loss.
 __device__ __forceinline__ void keep_stats(const NormParams& p, std::int64_t row, RowStats s, float exact) {
   if (p.stats && p.stat != Stat::given && p.stat != Stat::none) p.stats[row] = s.s0, p.stats[p.n + row] = s.s1;
-  if (p.aux == 0) return;
-  p.exact[row] = exact;
-  const float gap = logf(given_square(p, s.s0) + 1e-8f) - logf(exact + 1e-8f);
-  if (p.aux_loss) atomicAdd(p.aux_loss, gap * gap);  // reported only: its order does not touch the weights
+  if (p.aux != 0) p.exact[row] = exact;
 }
 
 // Sums over rows of the scalars' gradients.
