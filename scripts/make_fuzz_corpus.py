@@ -47,14 +47,12 @@ def llmc_shard(magic, version, ids, code):
 
 
 def made_by_program(bhyt, out):
-    """Token files and tokenizer.json as the program itself writes them."""
+    """A token file as the program itself writes it."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
         text = folder / "a.txt"
         text.write_text("the cat sat on the mat, the cat's hat 12 345\n" * 8)
         run = lambda *words: subprocess.run([bhyt, *map(str, words)], check=True, capture_output=True)
-        run("tokenizer", "train", "--vocab", 275, "--out", folder / "t", text)
-        shutil.copy(folder / "t" / "tokenizer.json", out / "tokenizer_json" / "trained.json")
         run("data", "pack", "--out", folder / "a.tok", "--tokenizer", "bytes", "--lines", text)
         shutil.copy(folder / "a.tok", out / "token_file" / "bytes")
 
@@ -140,7 +138,7 @@ def main():
     put("tiktoken", "bytes", "".join(f"{base64.b64encode(bytes([b])).decode()} {b}\n" for b in range(256)) +
         "".join(f"{base64.b64encode(w).decode()} {256 + i}\n" for i, w in enumerate((b"he", b"ll", b" w", b"hell"))))
     for name, made in (("minimal", minimal_tokenizer), ("llama3", llama3_tokenizer), ("digits", digits_tokenizer), ("metaspace", metaspace_tokenizer)):
-        put("tokenizer_json", name + ".json", json.dumps(made()))
+        put("tokenizer_json", name + ".json", json.dumps(made(), ensure_ascii=False, separators=(",", ":")))
     alphabet = byte_alphabet()
     put("vocab_merges", "gpt2", json.dumps({t: i for i, t in enumerate(alphabet + ["he", "ll"])}) + "\0#version: 0.2\nh e\nl l\n")
     put("token_file", "gpt2.bin", llmc_shard(20240520, 1, [50256, 1, 2, 3, 50256, 7], "H"))
