@@ -100,9 +100,7 @@ class BpeTokenizer final : public Tokenizer {
     return added_[i]->special && !special ? nothing : added_[i]->content;
   }
 
-  static std::string join(const std::vector<TokenId>& ids) {
-    return ids.empty() ? "nothing" : fmt::format("{}", fmt::join(ids, " "));
-  }
+  static std::string join(const std::vector<TokenId>& ids) { return ids.empty() ? "nothing" : fmt::format("{}", fmt::join(ids, " ")); }
 
   TokenId byte_symbol(char byte) const { return pieces_.find(std::string_view(&byte, 1)); }
 
