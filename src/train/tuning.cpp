@@ -45,6 +45,7 @@ Tuning read_tuning(const fs::path& file, const std::string& device, const std::s
 
 TuningFile::TuningFile(fs::path file, Device device) : file_(std::move(file)), on_gpu_(device.is_cuda()) {
   if (!on_gpu_) return;
+  device_synchronize(device);  // makes it the GPU in use, before the library opens on it
   written_ = read_tuning(file_, cuda::describe(device.index), cuda::tuning_library());
   try {
     cuda::set_tuning(written_.algorithms);
