@@ -23,7 +23,7 @@ using schema::Json;
 
 constexpr const char* kManifest = "manifest.json";
 constexpr const char* kPrefix = "checkpoint-";
-constexpr const char* kTemporary = "tmp-";  // half-written or half-removed
+constexpr const char* kTemporary = "tmp-checkpoint-";  // half-written or half-removed
 
 std::string checksum(const fs::path& file) {
   const MappedFile map(file.string());
@@ -62,7 +62,7 @@ RunDir::RunDir(fs::path path) : path_(std::move(path)) {
     throw Error(fmt::format("could not lock the run directory {}: {}", path_.string(), std::strerror(reason)));
   }
   for (const auto& entry : fs::directory_iterator(path_))
-    if (entry.path().filename().string().starts_with(kTemporary)) fs::remove_all(entry.path());
+    if (entry.is_directory() && entry.path().filename().string().starts_with(kTemporary)) fs::remove_all(entry.path());
 }
 
 RunDir::~RunDir() { ::close(lock_); }
@@ -88,7 +88,7 @@ std::vector<std::int64_t> RunDir::checkpoints() const {
 }
 
 void RunDir::write_checkpoint(std::int64_t step, const std::function<void(const fs::path&)>& fill) {
-  const fs::path target = checkpoint(step), beside = path_ / fmt::format("{}{}{}", kTemporary, kPrefix, step);
+  const fs::path target = checkpoint(step), beside = path_ / fmt::format("{}{}", kTemporary, step);
   try {
     fs::remove_all(beside);
     fs::create_directory(beside);
@@ -106,7 +106,7 @@ void RunDir::write_checkpoint(std::int64_t step, const std::function<void(const 
 
 void RunDir::remove_checkpoint(std::int64_t step) {
   // Renamed first: a process killed half-way leaves no half checkpoint behind.
-  const fs::path gone = path_ / fmt::format("{}removed-{}", kTemporary, step);
+  const fs::path gone = path_ / fmt::format("{}{}-removed", kTemporary, step);
   fs::remove_all(gone);
   fs::rename(checkpoint(step), gone);
   fs::remove_all(gone);
