@@ -140,6 +140,12 @@ TEST(Llama2c, LayoutAndRotation) {
   const std::vector<float> q = first_of("model.layers.0.self_attn.q_proj.weight");  // rows 0 1 2 3 of a head become 0 2 1 3
   for (const auto& [to, from] : {std::pair{0, 0}, {2, 1}, {1, 2}, {3, 3}, {4, 4}, {6, 5}, {5, 6}, {7, 7}})
     EXPECT_EQ(q[static_cast<std::size_t>(to * 8)], static_cast<float>(48 + from * 8));
+  const auto& w = f.weights()[2];  // the same by parts
+  ASSERT_EQ(w.name, "model.layers.0.self_attn.q_proj.weight");
+  std::vector<float> part(16);
+  f.rows(w, 5, 2, part.data());
+  EXPECT_TRUE(std::equal(part.begin(), part.end(), q.begin() + 40));
+  EXPECT_THROW(f.rows(w, 7, 2, part.data()), Error);
   EXPECT_EQ(first_of("model.layers.0.self_attn.v_proj.weight")[9], 48 + 64 + 32 + 9);
   EXPECT_EQ(first_of("model.layers.0.mlp.gate_proj.weight")[0], 48 + 64 + 32 + 32 + 64 + 8);
   EXPECT_EQ(first_of("model.layers.0.mlp.down_proj.weight")[0], 48 + 64 + 32 + 32 + 64 + 8 + 24);
