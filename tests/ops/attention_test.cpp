@@ -80,6 +80,14 @@ std::vector<Case> tests() {
   cases.push_back(attention_case({.batch = 2, .seq = 131, .heads = 4, .kv_heads = 2, .head_dim = 6}));
   cases.push_back(attention_case({.batch = 2, .seq = 257, .heads = 2, .kv_heads = 1, .head_dim = 4}, Mask::documents));
   cases.push_back(attention_case({.batch = 3, .seq = 41, .heads = 2, .kv_heads = 2, .head_dim = 9}, Mask::documents));
+  // The widths that have their own kernels on the GPU: one row, a row beyond a tile, documents that end within tiles.
+  for (const std::int64_t d : {64, 128}) {
+    cases.push_back(attention_case({.batch = 2, .seq = 1, .heads = 4, .kv_heads = 2, .head_dim = d}));
+    cases.push_back(attention_case({.batch = 1, .seq = 65, .heads = 4, .kv_heads = 2, .head_dim = d}));
+    cases.push_back(attention_case({.batch = 1, .seq = 130, .heads = 2, .kv_heads = 1, .head_dim = d}));
+    cases.push_back(attention_case({.batch = 2, .seq = 130, .heads = 2, .kv_heads = 1, .head_dim = d}, Mask::documents));
+  }
+  cases.push_back(attention_case({.batch = 1, .seq = 300, .heads = 1, .kv_heads = 1, .head_dim = 64}, Mask::documents));
   // Scores near ±1000: the softmax must neither overflow nor lose the row. Differences of so steep a function need small steps.
   Case steep = attention_case({.batch = 1, .seq = 97, .heads = 2, .kv_heads = 1, .head_dim = 16}, Mask::causal, 16);
   steep.ulps = 4096;

@@ -1,16 +1,45 @@
-// Which kernels compute attention on the GPU.
+// Which kernels compute attention on the GPU: cuDNN's, else the flash kernels, else the plain ones, the first that take the call. The
+// environment variable BHYT_ATTENTION=cudnn|flash|plain leaves only the named ones, with the plain ones for what they do not take: for
+// tests and comparisons.
+#include <cstdlib>
+
+#include "core/cuda_host.h"
 #include "ops/attention/attention.cuh"
 
 namespace bhyt::cuda {
 
+namespace {
+
+struct Allowed {
+  bool cudnn = true, flash = true;
+};
+
+const Allowed& allowed() {
+  static const Allowed a = [] {
+    const char* text = std::getenv("BHYT_ATTENTION");
+    const std::string want = text ? text : "";
+    if (want.empty()) return Allowed{};
+    if (want != "cudnn" && want != "flash" && want != "plain")
+      throw UsageError("[attention] expected BHYT_ATTENTION to be cudnn, flash or plain, got " + want);
+    return Allowed{.cudnn = want == "cudnn", .flash = want == "flash"};
+  }();
+  return a;
+}
+
+}  // namespace
+
 void attention(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& shape) {
-  if (!first && attention_cudnn(qkv, out, lse, shape)) return;
+  if (qkv.size() == 0) return;
+  if (allowed().cudnn && !first && attention_cudnn(qkv, out, lse, shape)) return;
+  if (allowed().flash && attention_flash(qkv, out, lse, first, shape)) return;
   attention_any(qkv, out, lse, first, shape);
 }
 
 void attention_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
                         const Tensor& dqkv, const AttentionShape& shape) {
-  if (!first && attention_cudnn_backward(qkv, out, lse, dout, dqkv, shape)) return;
+  if (qkv.size() == 0) return;
+  if (allowed().cudnn && !first && attention_cudnn_backward(qkv, out, lse, dout, dqkv, shape)) return;
+  if (allowed().flash && attention_flash_backward(qkv, out, lse, first, dout, dqkv, shape)) return;
   attention_any_backward(qkv, out, lse, first, dout, dqkv, shape);
 }
 

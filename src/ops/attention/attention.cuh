@@ -15,4 +15,9 @@ bool attention_cudnn(const Tensor& qkv, const Tensor& out, const Tensor& lse, co
 bool attention_cudnn_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& dout, const Tensor& dqkv,
                               const AttentionShape& shape);
 
+// Own flash attention on tensor cores: bf16, head widths 64 and 128, rows that begin at multiples of 16 bytes. False: nothing was done.
+bool attention_flash(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& shape);
+bool attention_flash_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
+                              const Tensor& dqkv, const AttentionShape& shape);
+
 }  // namespace bhyt::cuda
