@@ -79,7 +79,7 @@ __global__ void forward_kernel(const T* qkv, T* out, std::int64_t ldo, float* ls
 
 template <class T>
 __global__ void query_kernel(const T* qkv, const T* out, std::int64_t ldo, const float* lse, const std::int32_t* first, const T* dout,
-                             std::int64_t lddo, T* dqkv, float* delta, std::int64_t seq, Heads at) {
+                             std::int64_t lddo, T* dqkv, std::int64_t lddqkv, float* delta, std::int64_t seq, Heads at) {
   const std::int64_t t = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   if (t >= seq) return;
   const int h = blockIdx.y, kv = at.kv_of(h);
@@ -100,12 +100,12 @@ __global__ void query_kernel(const T* qkv, const T* out, std::int64_t ldo, const
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) dq[i] += ds * k[i];
   }
-  store_row(dqkv + (base + t) * at.ld + column, at.d, dq);
+  store_row(dqkv + (base + t) * lddqkv + column, at.d, dq);
 }
 
 template <class T>
 __global__ void key_kernel(const T* qkv, const float* lse, const std::int32_t* first, const T* dout, std::int64_t lddo, const float* delta,
-                           T* dqkv, std::int64_t seq, Heads at) {
+                           T* dqkv, std::int64_t lddqkv, std::int64_t seq, Heads at) {
   const std::int64_t s = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   if (s >= seq) return;
   const int kv = blockIdx.y, group = at.heads / at.kv_heads;
@@ -126,8 +126,8 @@ __global__ void key_kernel(const T* qkv, const float* lse, const std::int32_t* f
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i) dk[i] += ds * q[i], dv[i] += p * g[i];
     }
-  store_row(dqkv + (base + s) * at.ld + at.key_at(kv), at.d, dk);
-  store_row(dqkv + (base + s) * at.ld + at.value_at(kv), at.d, dv);
+  store_row(dqkv + (base + s) * lddqkv + at.key_at(kv), at.d, dk);
+  store_row(dqkv + (base + s) * lddqkv + at.value_at(kv), at.d, dv);
 }
 
 template <class T>
@@ -171,9 +171,9 @@ void attention_any_backward(const Tensor& qkv, const Tensor& out, const Tensor& 
     using T = decltype(t);
     const Heads at = heads_of(s, qkv.ld);
     query_kernel<T><<<queries, 32 * kWarps, 0, stream()>>>(qkv.as<T>(), out.as<T>(), out.ld, lse.as<float>(), ints(first), dout.as<T>(),
-                                                           dout.ld, dqkv.as<T>(), delta, s.seq, at);
+                                                           dout.ld, dqkv.as<T>(), dqkv.ld, delta, s.seq, at);
     key_kernel<T><<<keys, 32 * kWarps, 0, stream()>>>(qkv.as<T>(), lse.as<float>(), ints(first), dout.as<T>(), dout.ld, delta, dqkv.as<T>(),
-                                                      s.seq, at);
+                                                      dqkv.ld, s.seq, at);
   });
   check_launch("attention_backward");
 }
