@@ -156,7 +156,7 @@ void TokenFile::parse_shard() {
         bytes_.size(), whole);
   const bool ours = word[3] > 0;
   check(!ours || (word[4] >= 0 && word[4] <= word[3] && (s.token_bytes == 4 || word[3] <= 1 << 16)),
-        "{}: a vocabulary of {} with end-of-text {}", path_, word[3], word[4] - 1);
+        "{}: a vocabulary of {} with end-of-text {}", path_, word[3], std::int64_t{word[4]} - 1);
   std::uint64_t fingerprint = 0;
   if (ours) std::memcpy(&fingerprint, word + 5, sizeof fingerprint);
   tokens_at_ = kShardHeader;
