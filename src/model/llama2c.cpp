@@ -44,11 +44,14 @@ ModelConfig config_of(const Header& h) {
   return c;
 }
 
-// The file in its order: every kind of weight for all layers before the next kind. Returns the bytes it takes.
-std::size_t lay_out(const ModelConfig& c, std::vector<Llama2cFile::Weight>& out) {
+// A file of `bytes` in its order: every kind of weight for all layers before the next kind. Throws unless it takes exactly these bytes.
+void lay_out(const ModelConfig& c, std::size_t bytes, std::vector<Llama2cFile::Weight>& out) {
   std::size_t at = sizeof(Header);
-  // Each weight fits 2⁵² bytes, all layers' together may not fit 2⁶⁴.
-  const auto skip = [&](std::int64_t n) { check(!__builtin_add_overflow(at, static_cast<std::size_t>(n) * 4, &at), "its size overflows"); };
+  // Stops where the file ends: what a header asks for could take 2⁶⁴ bytes and more.
+  const auto skip = [&](std::int64_t n) {
+    at += static_cast<std::size_t>(n) * 4;
+    check(at <= bytes, "its header asks for {} bytes or more, the file holds {}", at, bytes);
+  };
   const auto one = [&](std::string name, std::vector<std::int64_t> shape, std::int64_t heads = 0) {
     std::int64_t n = 1;
     for (auto s : shape) n *= s;
@@ -71,7 +74,7 @@ std::size_t lay_out(const ModelConfig& c, std::vector<Llama2cFile::Weight>& out)
   one("model.norm.weight", {c.d});
   skip(c.max_positions * c.head_dim);  // tables of cosines and sines
   if (!c.tied) one("lm_head.weight", {c.vocab, c.d});
-  return at;
+  check(at == bytes, "its header asks for {} bytes, the file holds {}", at, bytes);
 }
 
 Header header_of(const char* data, std::size_t bytes) {
@@ -86,8 +89,7 @@ Header header_of(const char* data, std::size_t bytes) {
 
 void Llama2cFile::parse(const std::string& name) try {
   config_ = config_of(header_of(data_, bytes_));
-  const std::size_t need = lay_out(config_, weights_);
-  check(bytes_ == need, "its header asks for {} bytes, the file holds {}", need, bytes_);
+  lay_out(config_, bytes_, weights_);
 } catch (const Error& e) {
   throw Error(fmt::format("{}: not a llama2.c checkpoint: {}", name, e.what()));
 }
@@ -128,7 +130,8 @@ bool Llama2cFile::recognised(const fs::path& file) {
   if (ignored || !in.read(head, sizeof head)) return false;
   try {
     std::vector<Weight> weights;
-    return lay_out(config_of(header_of(head, sizeof head)), weights) == bytes;
+    lay_out(config_of(header_of(head, sizeof head)), bytes, weights);
+    return true;
   } catch (const Error&) {
     return false;
   }

@@ -161,7 +161,8 @@ TEST(Llama2c, HostileFilesAreRefused) {
   EXPECT_TRUE(has(refusal(llama2c_file({8, 3, 1, 0, 1, 5, 4}, 1)), "multiple"));
   EXPECT_TRUE(has(refusal(llama2c_file({8, 3, -1, 2, 1, 5, 4}, 1)), "model.layers"));
   EXPECT_TRUE(has(refusal(llama2c_file({8, 3, 1, 2, 1, INT32_MIN, 4}, 1)), "model.vocab"));
-  EXPECT_TRUE(has(refusal(llama2c_file({1 << 22, 1 << 24, 1 << 14, 1 << 8, 1 << 8, 1, 1}, 1)), "overflows"));  // 2^64 bytes and a few
+  EXPECT_TRUE(has(refusal(llama2c_file({1 << 22, 1 << 24, 1 << 14, 1 << 8, 1 << 8, 1, 1}, 1)),
+                  "the file holds 32"));  // asks for 2^64 bytes and a few
   TempDir dir;
   test::write_file(dir / "x.bin", "hello, this is no model at all");
   EXPECT_FALSE(Llama2cFile::recognised(dir / "x.bin"));
