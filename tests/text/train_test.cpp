@@ -24,7 +24,8 @@ Json trained_model(const Tokenizer& tokenizer) {
 }
 
 TEST(Train, SmallTextsGiveTheMergesOfTokenizers) {
-  for (const Json& c : test::golden_json("golden.json")["train"]["small"]) {
+  const Json golden = test::golden_json("golden.json");
+  for (const Json& c : golden["train"]["small"]) {
     BpeTrainer trainer({.vocab = c["vocab"].get<std::int64_t>()});
     for (const Json& text : c["texts"]) trainer.count(text.get<std::string>());
     const auto tokenizer = trainer.train();
