@@ -47,7 +47,7 @@ struct RowStats {
 };
 __device__ __forceinline__ RowStats kept_stats(const NormParams& p, std::int64_t row) {
   if (p.stat == Stat::given) return {p.ms[row], 0};
-  return p.stats ? RowStats{p.stats[row], p.stats[p.n + row]} : RowStats{0, 0};
+  return p.stats && p.stat != Stat::none ? RowStats{p.stats[row], p.stats[p.n + row]} : RowStats{0, 0};
 }
 
 __device__ __forceinline__ float given_square(const NormParams& p, float ms) {
