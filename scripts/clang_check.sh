@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# clang 16 reads every source without a warning; `clang_check.sh all` the tests too, which takes twice as long.
+# clang 16 reads every source without a warning; `clang_check.sh all` the tests too, which takes longer.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=build/clang-release
