@@ -94,11 +94,12 @@ class Step {
   }
   void operator()() {
     const auto n = static_cast<double>(batch_.batch * batch_.seq);
-    zero(state_.gradients);
     zero(loss_);
-    model.forward_backward(batch_, {.gradients = state_.gradients, .loss = loss_, .scale = static_cast<float>(1 / n), .tokens_in_step = n});
+    model.forward_backward(
+        batch_,
+        {.gradients = state_.gradients, .loss = loss_, .scale = static_cast<float>(1 / n), .tokens_in_step = n, .accumulate = false});
     gradient_norm(state_.gradients, spans_, norm_);
-    adamw(state_.master, state_.gradients, state_.m, state_.v, spans_,
+    adamw(state_.rests, state_.gradients, state_.m, state_.v, spans_,
           {.lr = 1e-4, .weight_decay = 0.1, .step = ++step_, .grad_norm = norm_, .clip = 1});
   }
   Model model;

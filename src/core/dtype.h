@@ -72,6 +72,24 @@ BHYT_BOTH bf16 to_bf16(float f) {
   return bf16{static_cast<std::uint16_t>((u & 0x7FFFFFFFu) > 0x7F800000u ? quiet : rounded)};
 }
 
+// An fp32 in two halves: the bf16 that models compute with, here rounded half away from zero, and what is missing from it, so that both
+// together give every bit back.
+struct SplitFloat {
+  bf16 value;
+  std::uint16_t rest;  // two's complement
+};
+BHYT_BOTH SplitFloat split(float f) {
+  std::uint32_t u;
+  memcpy(&u, &f, 4);
+  return {bf16{static_cast<std::uint16_t>((u + 0x8000u) >> 16)}, static_cast<std::uint16_t>(u)};
+}
+BHYT_BOTH float join(bf16 value, std::uint16_t rest) {
+  const std::uint32_t u = (static_cast<std::uint32_t>(value.bits) << 16) + static_cast<std::uint32_t>(static_cast<std::int16_t>(rest));
+  float f;
+  memcpy(&f, &u, 4);
+  return f;
+}
+
 template <class T>
 BHYT_BOTH T from_float(float f);
 template <>

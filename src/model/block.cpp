@@ -137,23 +137,35 @@ void Block::recompute_norms(const Kept& keep) const {
   norm(site2_, {.x = keep.x2, .z = keep.z2, .given = site2_.stat == Stat::given ? &g : nullptr});
 }
 
-void Block::recompute_swiglu(const Kept& keep) const { swiglu(keep.gate_up, keep.h); }
-
-void Block::backward(const Kept& keep, const Scratch& s, const Positions& at, const Tensor& gradients, float aux) const {
-  const auto grad = [&](const std::string& part) { return parameters_->in_arena(gradients, parameters_->at(name_ + part)); };
-  // MLP: the stream's gradient is the branch's too.
+// From the gradient of the block's output, which is the branch's too, to that of the MLP's input, in keep.z2.
+void Block::mlp_backward(const Kept& keep, const Scratch& s, const Tensor& gradients, const BackwardOptions& options) const {
   Tensor dbranch = s.dx;
   if (out2_) {
     norm_backward(*out2_, site_grads(*parameters_, gradients, name_ + "mlp_out_norm"),
                   {.x = keep.out2, .stats = keep.stats_out2, .dz = s.dx, .dx = s.dbranch, .accumulate = false});
     dbranch = s.dbranch;
   }
-  linear_backward(keep.h, down_, dbranch, s.dh, grad("mlp.down_proj.weight"));
-  swiglu_backward(keep.gate_up, s.dh, keep.gate_up);
-  linear_backward(keep.z2, gate_up_, keep.gate_up, s.dz, parameters_->gate_up_in(gradients, layer_));
+  const Tensor ddown = parameters_->in_arena(gradients, parameters_->at(name_ + "mlp.down_proj.weight"));
+  const Adds adds{.dw = options.accumulate};
+  if (options.h_was_kept) {
+    linear_backward(keep.h, down_, dbranch, keep.h, ddown, adds);
+    swiglu_backward(keep.gate_up, keep.h, keep.gate_up);
+  } else {
+    linear_backward({}, down_, dbranch, keep.h, {});
+    swiglu_backward(keep.gate_up, keep.h, keep.gate_up, keep.h);
+    linear_backward(keep.h, down_, dbranch, {}, ddown, adds);
+  }
+  linear_backward(keep.z2, gate_up_, keep.gate_up, keep.z2, parameters_->gate_up_in(gradients, layer_), adds);
+}
+
+void Block::backward(const Kept& keep, const Scratch& s, const Positions& at, const Tensor& gradients,
+                     const BackwardOptions& options) const {
+  const auto grad = [&](const std::string& part) { return parameters_->in_arena(gradients, parameters_->at(name_ + part)); };
+  const Adds adds{.dw = options.accumulate};
+  mlp_backward(keep, s, gradients, options);
 
   const bool is_given = site2_.stat == Stat::given;
-  Given g = given(keep, aux);
+  Given g = given(keep, options.aux);
   if (is_given) {
     if (!stop_gradient_) g.dms = s.dms;
     const auto correction = [&](const char* part) { return parameters_->find(name_ + part) ? grad(part) : Tensor{}; };
@@ -161,25 +173,25 @@ void Block::backward(const Kept& keep, const Scratch& s, const Positions& at, co
     g.dweight = plan_.correction == Correction::beta ? correction("var_beta") : correction("var_alpha");
   }
   norm_backward(site2_, site_grads(*parameters_, gradients, name_ + "post_attention_layernorm"),
-                {.x = keep.x2, .stats = keep.stats2, .dz = s.dz, .dx = s.dx, .given = is_given ? &g : nullptr});
+                {.x = keep.x2, .stats = keep.stats2, .dz = keep.z2, .dx = s.dx, .given = is_given ? &g : nullptr});
 
   // Attention.
-  dbranch = s.dx;
+  Tensor dbranch = s.dx;
   if (out1_) {
     norm_backward(*out1_, site_grads(*parameters_, gradients, name_ + "attn_out_norm"),
                   {.x = keep.out1, .stats = keep.stats_out1, .dz = s.dx, .dx = s.dbranch, .accumulate = false});
     dbranch = s.dbranch;
   }
-  linear_backward(keep.att, o_, dbranch, s.datt, grad("self_attn.o_proj.weight"));
+  linear_backward(keep.att, o_, dbranch, s.datt, grad("self_attn.o_proj.weight"), adds);
   attention_backward(
       keep.qkv, keep.att, keep.lse, at.first, s.datt, s.dqkv,
       {.batch = at.batch, .seq = at.seq, .heads = config_.heads, .kv_heads = config_.kv_heads, .head_dim = config_.head_dim});
   rope(
       s.dqkv, at.table,
       {.heads = config_.heads + config_.kv_heads, .head_dim = config_.head_dim, .seq = at.seq, .positions = at.positions, .inverse = true});
-  linear_backward(keep.z1, qkv_, s.dqkv, s.dz, parameters_->qkv_in(gradients, layer_));
+  linear_backward(keep.z1, qkv_, s.dqkv, keep.z1, parameters_->qkv_in(gradients, layer_), adds);
   norm_backward(site1_, site_grads(*parameters_, gradients, name_ + "input_layernorm"),
-                {.x = keep.x, .stats = keep.stats1, .dz = s.dz, .dx = s.dx, .dms = g.dms});
+                {.x = keep.x, .stats = keep.stats1, .dz = keep.z1, .dx = s.dx, .dms = g.dms});
 }
 
 }  // namespace bhyt

@@ -15,23 +15,30 @@ struct Kept {
   Tensor x;               // [N,C] the residual stream at the entrance
   Tensor stats1, stats2;  // [2,N] of the two norms
   Tensor exact;           // [N] the second site's own mean square, for the auxiliary loss
-  Tensor z1, z2;          // [N,C] the norms' outputs
+  Tensor z1, z2;          // [N,C] the norms' outputs; their gradients take their place
   Tensor qkv;             // [N,(H+2K)·D] turned by RoPE
   Tensor att;             // [N,H·D]
   Tensor lse;             // [B,H,T]
   Tensor x2;              // [N,C] the stream between attention and MLP
-  Tensor gate_up, h;      // [N,2F], [N,F]
+  Tensor gate_up, h;      // [N,2F], [N,F]; their gradients take their place
   Tensor out1, out2;      // [N,C] the sublayers' outputs where a norm follows them
   Tensor stats_out1, stats_out2;
 };
 
 // Scratch that all blocks share.
 struct Scratch {
-  Tensor branch;          // [N,C] a sublayer's output, not yet added to the stream
-  Tensor dx;              // [N,C] gradient of the residual stream, updated in place from the end to the start
-  Tensor dz, dbranch;     // [N,C]
-  Tensor dqkv, datt, dh;  // [N,(H+2K)·D], [N,H·D], [N,F]
-  Tensor dms;             // [N] from the second site to the block's statistic
+  Tensor branch;      // [N,C] a sublayer's output, not yet added to the stream
+  Tensor dx;          // [N,C] gradient of the residual stream, updated in place from the end to the start
+  Tensor dbranch;     // [N,C]
+  Tensor dqkv, datt;  // [N,(H+2K)·D], [N,H·D]
+  Tensor dms;         // [N] from the second site to the block's statistic
+};
+
+// How one backward goes.
+struct BackwardOptions {
+  float aux = 0;           // weight of the auxiliary loss per token, 0 = off
+  bool accumulate = true;  // false: products overwrite the gradients of their weights
+  bool h_was_kept = true;  // false: SwiGLU's backward makes h again as it goes
 };
 
 // Where the tokens stand.
@@ -58,8 +65,8 @@ class Block {
   void forward(Stream& stream, const Kept& keep, const Scratch& scratch, const Positions& at, float aux) const;
   // Site 1 and site 2 only, from kept x and x2: what backward needs again when z was not kept.
   void recompute_norms(const Kept& keep) const;
-  void recompute_swiglu(const Kept& keep) const;
-  void backward(const Kept& keep, const Scratch& scratch, const Positions& at, const Tensor& gradients, float aux) const;
+  void backward(const Kept& keep, const Scratch& scratch, const Positions& at, const Tensor& gradients,
+                const BackwardOptions& options) const;
   // Decoding: keys_values [capacity, 2·K·D] holds positions 0…start−1 and receives the new ones.
   void decode(Stream& stream, const Kept& keep, const Scratch& scratch, const Positions& at, const Tensor& keys_values) const;
 
@@ -71,6 +78,7 @@ class Block {
   Given given(const Kept& keep, float aux) const;
   void first_half(Stream& stream, const Kept& keep, const Positions& at) const;
   void second_half(Stream& stream, const Kept& keep, const Scratch& scratch, float aux) const;
+  void mlp_backward(const Kept& keep, const Scratch& scratch, const Tensor& gradients, const BackwardOptions& options) const;
 
   ModelConfig config_;
   BlockPlan plan_;

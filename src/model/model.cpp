@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "core/check.h"
 #include "model/block.h"
@@ -158,18 +159,20 @@ struct Model::Impl {
     a.last = backward ? act(config.d) : stream;
     a.last_stats = at.take(DType::f32, {2, n});
     a.z = act(config.d);
+    // The blocks' scratch and the loss's workspace are never in use at the same time.
+    const std::size_t shared = at.bytes;
+    const std::size_t room = cross_entropy_workspace(n, config.d, config.vocab, type, device);
+    a.workspace = at.take(DType::u8, {static_cast<std::int64_t>(room)});
+    const std::size_t end = std::exchange(at.bytes, shared);
     a.scratch.branch = act(config.d);
     if (backward) {
       a.scratch.dx = act(config.d);
-      a.scratch.dz = act(config.d);
       if (any_out()) a.scratch.dbranch = act(config.d);
       a.scratch.dqkv = act(config.qkv_width());
       a.scratch.datt = act(config.q_width());
-      a.scratch.dh = act(config.mlp);
       a.scratch.dms = at.take(DType::f32, {n});
     }
-    const std::size_t room = cross_entropy_workspace(n, config.d, config.vocab, type, device);
-    a.workspace = at.take(DType::u8, {static_cast<std::int64_t>(room)});
+    at.bytes = std::max(at.bytes, end);
     return a;
   }
 
@@ -234,7 +237,7 @@ struct Model::Impl {
     const Positions at = positions(b);
     const Tensor& g = step.gradients;
     norm_backward(last, site_grads(parameters, g, "model.norm"),
-                  {.x = act.last, .stats = act.last_stats, .dz = act.scratch.dz, .dx = act.scratch.dx, .accumulate = false});
+                  {.x = act.last, .stats = act.last_stats, .dz = act.z, .dx = act.scratch.dx, .accumulate = false});
     for (std::size_t l = blocks.size(); l-- > 0;) {
       const Kept& k = act.kept[l];
       if (recompute == Recompute::block) {
@@ -242,9 +245,9 @@ struct Model::Impl {
         blocks[l].forward(stream, k, act.scratch, at, aux);
       } else {
         if (!keeps_z()) blocks[l].recompute_norms(k);
-        if (!keeps_h()) blocks[l].recompute_swiglu(k);
       }
-      blocks[l].backward(k, act.scratch, at, g, aux);
+      blocks[l].backward(k, act.scratch, at, g,
+                         {.aux = aux, .accumulate = step.accumulate, .h_was_kept = keeps_h() || recompute == Recompute::block});
     }
     embedding_backward(b.tokens, embedding_table(), act.scratch.dx, parameters.in_arena(g, parameters.at("model.embed_tokens.weight")),
                        embedding_scale(g));
@@ -319,6 +322,10 @@ void Model::forward_backward(const Batch& b, const Step& step) {
       m.plan.approximated > 0 && step.tokens_in_step > 0 ? m.plan.aux_loss / (step.tokens_in_step * m.plan.approximated) : 0;
   const float aux = step.with_aux ? static_cast<float>(per_token) : 0;
   m.forward(b, aux);
+  if (!step.accumulate) {
+    const std::int64_t written = m.parameters.product_elements(), all = m.parameters.arena_size();
+    zero(Tensor(step.gradients.as<float>() + written, DType::f32, step.gradients.device, {all - written}));
+  }
   const std::string head = m.config.tied ? "model.embed_tokens.weight" : "lm_head.weight";
   cross_entropy({.x = m.act.z,
                  .w = m.head(),
@@ -328,8 +335,9 @@ void Model::forward_backward(const Batch& b, const Step& step) {
                  .loss = step.loss,
                  .losses = {},
                  .greedy = {},
-                 .dx = m.act.scratch.dz,
+                 .dx = m.act.z,
                  .dw = m.parameters.in_arena(step.gradients, m.parameters.at(head)),
+                 .accumulate = step.accumulate,
                  .workspace = m.act.workspace});
   m.backward_pass(b, step, aux);
 }

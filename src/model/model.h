@@ -53,13 +53,15 @@ class Model {
   void prepare(std::int64_t batch, std::int64_t seq, bool backward, Recompute recompute = Recompute::none);
   MemoryUse memory() const;
 
-  // Forward, loss and backward of one micro-batch. loss fp32 [1] += Σ weight·nll; gradients (fp32 arena) += scale · d loss.
+  // Forward, loss and backward of one micro-batch. loss fp32 [1] += Σ weight·nll; gradients (fp32 arena) += scale · d loss, or = without
+  // `accumulate`: what they held before does not matter then.
   // tokens_in_step: over all micro-batches of the step, for the mean of the auxiliary loss; with_aux: whether it applies at this step.
   struct Step {
     Tensor gradients, loss;
     float scale = 1;
     double tokens_in_step = 0;
     bool with_aux = true;
+    bool accumulate = true;
   };
   void forward_backward(const Batch& batch, const Step& step);
 

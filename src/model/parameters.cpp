@@ -103,13 +103,21 @@ std::vector<Parameter> parameter_list(const ModelConfig& config) {
 
 Parameters::Parameters(const ModelConfig& config, Device device, DType type)
     : list_(parameter_list(config)), device_(device), type_(type), config_(config) {
+  // Offsets: the weights of products first. An embedding that is not the head's too is read, not multiplied by.
+  const auto multiplied = [&](const Parameter& p) { return p.shape.size() == 2 && (p.layer > 0 || config.tied); };
+  for (const bool products : {true, false}) {
+    for (Parameter& p : list_) {
+      if (multiplied(p) != products) continue;
+      p.offset = p.joined ? arena_size_ : align_up(arena_size_, kAlign);
+      arena_size_ = p.offset + p.size;
+    }
+    if (products) product_elements_ = align_up(arena_size_, kAlign);
+  }
   std::size_t bytes = 0;
   std::vector<std::size_t> places(list_.size());
   for (std::size_t i = 0; i < list_.size(); ++i) {
-    Parameter& p = list_[i];
+    const Parameter& p = list_[i];
     index_[p.name] = i;
-    p.offset = p.joined ? arena_size_ : align_up(arena_size_, kAlign);
-    arena_size_ = p.offset + p.size;
     if (type == DType::f32) {
       places[i] = static_cast<std::size_t>(p.offset) * sizeof(float);
       continue;
@@ -194,7 +202,7 @@ Tensor Parameters::gate_up(std::int64_t layer) const {
 }
 
 Tensor Parameters::in_arena(const Tensor& arena, const Parameter& p) const {
-  return shaped(arena.as<float>() + p.offset, DType::f32, arena.device, p);
+  return shaped(static_cast<char*>(arena.data) + static_cast<std::size_t>(p.offset) * size_of(arena.dtype), arena.dtype, arena.device, p);
 }
 
 Tensor Parameters::qkv_in(const Tensor& arena, std::int64_t layer) const {
@@ -212,11 +220,6 @@ std::vector<ArenaSpan> Parameters::spans() const {
   for (const Parameter& p : list_)
     out.push_back({.offset = p.offset, .size = p.size, .value = p.value, .decays = p.decays, .frozen = p.frozen});
   return out;
-}
-
-Tensor Parameters::value_arena() const {
-  if (type_ != DType::f32) return {};
-  return Tensor(values_.data(), DType::f32, device_, {arena_size_});
 }
 
 }  // namespace bhyt

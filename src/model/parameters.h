@@ -1,4 +1,4 @@
-// All parameters of a model in one arena, ordered by layer, under Hugging Face names; gradients, master weights and moments mirror it.
+// All parameters of a model in one list, ordered by layer, under Hugging Face names; gradients, moments and masters are arenas beside it.
 // Load, save, init, count, AdamW and the gradient norm all walk this one list.
 #pragma once
 
@@ -16,7 +16,7 @@ struct Parameter {
   std::string name;                   // model.layers.0.self_attn.q_proj.weight
   std::vector<std::int64_t> shape;    // as stored in files; [] is a scalar
   std::int64_t layer = 0;             // 0 = embedding, 1…L blocks, L+1 = after
-  std::int64_t offset = 0, size = 0;  // elements in the fp32 arenas
+  std::int64_t offset = 0, size = 0;  // elements in the arenas
   Tensor value = {};                  // what the model computes with (matrices in the run's type, vectors and scalars in fp32)
   bool decays = false, frozen = false;
   bool joined = false;    // lies right behind the one before it: q,k,v and gate,up are one matrix each
@@ -38,6 +38,8 @@ class Parameters {
   const Parameter& at(const std::string& name) const;
   std::int64_t count() const;  // weights, without padding
   std::int64_t arena_size() const { return arena_size_; }
+  // The first elements of the arena belong to the weights of products: a backward writes their gradients whole. To the rest it adds.
+  std::int64_t product_elements() const { return product_elements_; }
   Device device() const { return device_; }
   DType type() const { return type_; }
   std::size_t value_bytes() const { return values_.bytes(); }
@@ -53,19 +55,17 @@ class Parameters {
   Tensor qkv(std::int64_t layer) const;      // [(H+2K)·D, C], layer from 0
   Tensor gate_up(std::int64_t layer) const;  // [2F, C]
 
-  // A parameter's stretch of an fp32 arena of arena_size() elements (gradients, masters, moments), in its shape.
+  // A parameter's stretch of an arena of arena_size() elements (gradients and moments, fp32; rests of the masters, uint16), in its shape.
   Tensor in_arena(const Tensor& arena, const Parameter& p) const;
   Tensor qkv_in(const Tensor& arena, std::int64_t layer) const;
   Tensor gate_up_in(const Tensor& arena, std::int64_t layer) const;
   std::vector<ArenaSpan> spans() const;
-  // In an fp32 run the values are the masters: one arena of arena_size() floats. Empty in a bf16 run.
-  Tensor value_arena() const;
 
  private:
   std::vector<Parameter> list_;
   std::unordered_map<std::string, std::size_t> index_;
   Buffer values_;
-  std::int64_t arena_size_ = 0;
+  std::int64_t arena_size_ = 0, product_elements_ = 0;
   Device device_;
   DType type_ = DType::f32;
   ModelConfig config_;

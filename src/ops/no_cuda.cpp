@@ -46,6 +46,6 @@ void row_moments(const Tensor&, const Tensor&) { absent(); }
 void rope(const Tensor&, const Tensor&, const RopeOptions&) { absent(); }
 
 void swiglu(const Tensor&, const Tensor&) { absent(); }
-void swiglu_backward(const Tensor&, const Tensor&, const Tensor&) { absent(); }
+void swiglu_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor&) { absent(); }
 
 }  // namespace bhyt::cuda

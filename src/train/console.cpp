@@ -68,7 +68,7 @@ std::string memory_line(const Model& model, const OptimizerState& state) {
   const MemoryUse use = model.memory();
   const auto bytes = [](std::size_t n) { return human_bytes(static_cast<double>(n)); };
   return fmt::format("memory  weights {} | {} {} | gradients {} | activations {} | workspace {} | free {}", bytes(use.weights),
-                     state.own_master.t ? "master+moments" : "moments", bytes(state.master_and_moment_bytes()),
+                     state.rests.t ? "master+moments" : "moments", bytes(state.master_and_moment_bytes()),
                      bytes(state.gradients.memory.bytes()), bytes(use.activations), bytes(use.workspace),
                      bytes(free_memory(model.device())));
 }

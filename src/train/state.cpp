@@ -11,66 +11,81 @@ namespace bhyt::train {
 
 namespace {
 
-// The arenas that go into the file, by the prefix of their tensors' names.
-std::vector<std::pair<std::string, Tensor>> arenas(const OptimizerState& state) {
-  std::vector<std::pair<std::string, Tensor>> out = {{"m.", state.m.t}, {"v.", state.v.t}};
-  if (state.own_master.t) out.emplace_back("master.", state.master);
-  return out;
-}
+using Put = std::function<void(const void*, std::size_t)>;
 
-std::vector<float> on_host(const Tensor& t) {
-  std::vector<float> host(static_cast<std::size_t>(t.size()));
+template <class T>
+std::vector<T> on_host(const Tensor& t) {
+  std::vector<T> host(static_cast<std::size_t>(t.size()));
   device_copy(Device::cpu(), host.data(), t.device, t.data, t.bytes());
   return host;
 }
 
+void to_device(const Tensor& t, const void* host) { device_copy(t.device, t.data, Device::cpu(), host, t.bytes()); }
+
 SafeTensorOut out_tensor(std::string name, std::vector<std::int64_t> shape, const Tensor& t) {
-  return {std::move(name), "F32", std::move(shape), [t](const std::function<void(const void*, std::size_t)>& put) {
+  return {std::move(name), "F32", std::move(shape), [t](const Put& put) {
             if (!t.device.is_cuda()) return put(t.data, t.bytes());
-            const std::vector<float> host = on_host(t);
-            put(host.data(), t.bytes());
+            put(on_host<float>(t).data(), t.bytes());
           }};
 }
 
-void read_tensor(const SafeTensors& file, const std::string& name, const Tensor& into) {
+std::vector<float> master_of(const Tensor& value, const Tensor& rest) {
+  if (value.dtype == DType::f32) return on_host<float>(value);
+  const std::vector<bf16> values = on_host<bf16>(value);
+  const std::vector<std::uint16_t> rests = on_host<std::uint16_t>(rest);
+  std::vector<float> out(values.size());
+  for (std::size_t i = 0; i < out.size(); ++i) out[i] = join(values[i], rests[i]);
+  return out;
+}
+
+void set_master(const Tensor& value, const Tensor& rest, const std::vector<float>& master) {
+  if (value.dtype == DType::f32) return to_device(value, master.data());
+  std::vector<bf16> values(master.size());
+  std::vector<std::uint16_t> rests(master.size());
+  for (std::size_t i = 0; i < master.size(); ++i) {
+    const SplitFloat s = split(master[i]);
+    values[i] = s.value, rests[i] = s.rest;
+  }
+  to_device(value, values.data());
+  to_device(rest, rests.data());
+}
+
+std::vector<float> read_tensor(const SafeTensors& file, const std::string& name, std::int64_t size) {
   const SafeTensor& t = file.at(name);
-  check(t.size() == into.size(), "{}: tensor {} has {} values, the run's config asks for {}", file.path().string(), name, t.size(),
-        into.size());
-  std::vector<float> host(static_cast<std::size_t>(into.size()));
+  check(t.size() == size, "{}: tensor {} has {} values, the run's config asks for {}", file.path().string(), name, t.size(), size);
+  std::vector<float> host(static_cast<std::size_t>(size));
   SafeTensors::to_float(t, 0, t.size(), host.data());
-  device_copy(into.device, into.data, Device::cpu(), host.data(), into.bytes());
+  return host;
 }
 
 }  // namespace
 
 OptimizerState::OptimizerState(const Model& model) {
   const Parameters& p = model.parameters();
-  const auto arena = [&] {
-    OwnedTensor t(p.device(), DType::f32, {p.arena_size()});
+  const auto arena = [&](DType type) {
+    OwnedTensor t(p.device(), type, {p.arena_size()});
     zero(t);
     return t;
   };
-  gradients = arena();
-  m = arena();
-  v = arena();
-  master = p.value_arena();
-  if (master) return;
-  own_master = arena();
-  master = own_master.t;
-  for (const Parameter& q : p.list()) {
-    const std::vector<float> value = p.read_value(q);
-    const Tensor to = p.in_arena(master, q);
-    device_copy(to.device, to.data, Device::cpu(), value.data(), to.bytes());
-  }
+  gradients = arena(DType::f32);
+  m = arena(DType::f32);
+  v = arena(DType::f32);
+  if (p.type() == DType::bf16) rests = arena(DType::u16);
 }
 
-std::size_t OptimizerState::master_and_moment_bytes() const { return m.memory.bytes() + v.memory.bytes() + own_master.memory.bytes(); }
+std::size_t OptimizerState::master_and_moment_bytes() const { return m.memory.bytes() + v.memory.bytes() + rests.memory.bytes(); }
 
 void save_optimizer(const fs::path& file, const Model& model, const OptimizerState& state) {
   const Parameters& p = model.parameters();
   std::vector<SafeTensorOut> tensors;
-  for (const auto& [prefix, arena] : arenas(state))
+  for (const auto& [prefix, arena] : {std::pair{"m.", state.m.t}, {"v.", state.v.t}})
     for (const Parameter& q : p.list()) tensors.push_back(out_tensor(prefix + q.name, q.shape, p.in_arena(arena, q)));
+  if (state.rests.t)
+    for (const Parameter& q : p.list())
+      tensors.push_back({"master." + q.name, "F32", q.shape, [value = q.value, rest = p.in_arena(state.rests, q)](const Put& put) {
+                           const std::vector<float> master = master_of(value, rest);
+                           put(master.data(), master.size() * sizeof(float));
+                         }});
   tensors.push_back(out_tensor("c_attn", {model.constants().size()}, model.constants()));
   write_safetensors(file, std::move(tensors));
 }
@@ -78,12 +93,12 @@ void save_optimizer(const fs::path& file, const Model& model, const OptimizerSta
 void load_optimizer(const fs::path& path, Model& model, OptimizerState& state) {
   const SafeTensors file(path);
   const Parameters& p = model.parameters();
-  for (const auto& [prefix, arena] : arenas(state))
-    for (const Parameter& q : p.list()) read_tensor(file, prefix + q.name, p.in_arena(arena, q));
+  for (const auto& [prefix, arena] : {std::pair{"m.", state.m.t}, {"v.", state.v.t}})
+    for (const Parameter& q : p.list()) to_device(p.in_arena(arena, q), read_tensor(file, prefix + q.name, q.size).data());
   // The weights of a bf16 run are its masters, rounded.
-  if (state.own_master.t)
-    for (const Parameter& q : p.list()) p.write_value(q, on_host(p.in_arena(state.master, q)).data());
-  read_tensor(file, "c_attn", model.constants());
+  if (state.rests.t)
+    for (const Parameter& q : p.list()) set_master(q.value, p.in_arena(state.rests, q), read_tensor(file, "master." + q.name, q.size));
+  to_device(model.constants(), read_tensor(file, "c_attn", model.constants().size()).data());
 }
 
 Json to_json(const Progress& p) {

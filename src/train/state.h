@@ -13,12 +13,12 @@ namespace bhyt::train {
 
 using schema::Json;
 
-// fp32 arenas beside the parameters. In an fp32 run the weights themselves are the masters.
+// Arenas beside the parameters, fp32. The masters are the weights themselves; in a bf16 run together with what bf16 leaves out of them.
 struct OptimizerState {
-  OwnedTensor gradients, m, v, own_master;
-  Tensor master;
+  OwnedTensor gradients, m, v;
+  OwnedTensor rests;  // uint16 (core/dtype.h), of bf16 runs
 
-  explicit OptimizerState(const Model& model);  // moments zero, masters from the weights
+  explicit OptimizerState(const Model& model);  // moments and rests zero
   std::size_t master_and_moment_bytes() const;
 };
 

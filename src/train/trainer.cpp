@@ -102,21 +102,21 @@ struct Trainer::Impl {
   void accumulate(std::int64_t step, const StepResult& result) {
     Uploader& u = *s().uploader;
     const NormPlan& norms = s().model->norms();
-    zero(s().state->gradients);
     zero(result.loss());
     for (std::int64_t row = 0; row < u.rows(); row += u.micro_batch())
       s().model->forward_backward(u.piece(row), {.gradients = s().state->gradients,
                                                  .loss = result.loss(),
                                                  .scale = static_cast<float>(1.0 / std::max(static_cast<double>(u.scored()), 1.0)),
                                                  .tokens_in_step = static_cast<double>(u.rows() * s().config.data.seq_len),
-                                                 .with_aux = (step - 1) % norms.aux_every == 0});
+                                                 .with_aux = (step - 1) % norms.aux_every == 0,
+                                                 .accumulate = row > 0});
     gradient_norm(s().state->gradients, spans, result.norm());
   }
 
   void update(const StepResult& result) {
     OptimizerState& o = *s().state;
     const TrainSection& t = train();
-    adamw(o.master, o.gradients, o.m, o.v, spans,
+    adamw(o.rests, o.gradients, o.m, o.v, spans,
           {.lr = lr,
            .beta1 = t.betas[0],
            .beta2 = t.betas[1],

@@ -58,13 +58,20 @@ struct Result {
   std::vector<float> gradients;
 };
 
-Result run(Model& m, const std::vector<std::vector<int>>& rows) {
+// With `overwrite` the gradients hold garbage before, which must not show.
+Result run(Model& m, const std::vector<std::vector<int>>& rows, bool overwrite = false) {
   const Tokens t(rows, m.device());
   OwnedTensor g(m.device(), DType::f32, {m.parameters().arena_size()}), loss(m.device(), DType::f32, {1});
   zero(g);
+  if (overwrite) {
+    const std::vector<float> garbage(static_cast<std::size_t>(g.t.size()), NAN);
+    device_copy(m.device(), g.t.data, Device::cpu(), garbage.data(), g.t.bytes());
+  }
   zero(loss);
   const double n = static_cast<double>(rows.size() * kSeq);
-  m.forward_backward(t.batch, {.gradients = g, .loss = loss, .scale = static_cast<float>(1 / n), .tokens_in_step = n});
+  m.forward_backward(
+      t.batch,
+      {.gradients = g, .loss = loss, .scale = static_cast<float>(1 / n), .tokens_in_step = n, .with_aux = true, .accumulate = !overwrite});
   Result r;
   r.gradients.resize(static_cast<std::size_t>(g.t.size()));
   float sum = 0;
@@ -240,6 +247,21 @@ TEST(Model, RecomputeAndThreadsChangeNoBit) {
   for (const Device device : test::devices())
     for (const char* method : {"bhyt", "peri", "seednorm"})
       for (const DType type : {DType::f32, DType::bf16}) check_recompute(method, device, type);
+}
+
+TEST(Model, GradientsAreAddedToOrOverwritten) {
+  for (const Device device : test::devices())
+    for (const Method& method : methods())
+      for (const std::int64_t layers : {1, 2}) {  // head and embedding apart, and one
+        Model m = make_model(small_config(std::string(method.name), layers), device);
+        const auto rows = draw_rows(m.config().vocab, 2);
+        const Result added = run(m, rows), written = run(m, rows, true);
+        for (const Parameter& p : m.parameters().list())
+          for (std::int64_t i = p.offset; i < p.offset + p.size; ++i) {
+            const auto at = static_cast<std::size_t>(i);
+            ASSERT_NEAR(added.gradients[at], written.gradients[at], 1e-6) << method.name << " " << p.name;
+          }
+      }
 }
 
 TEST(Model, EveryRecomputeNeedsLessMemory) {

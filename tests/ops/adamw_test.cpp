@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "core/error.h"
@@ -46,13 +47,36 @@ void naive(Arrays& a, const Layout& layout, double clip) {
   layout.each([&](std::size_t i, std::size_t) { squares += a["g"][i] * a["g"][i]; });
   const double norm = std::sqrt(squares), factor = clip > 0 ? std::min(1.0, clip / norm) : 1.0;
   a["norm"] = {norm};
-  a["w'"] = a["w"], a["m'"] = a["m"], a["v'"] = a["v"], a["value"] = a["old"];
+  a["value"] = a["w'"] = a["w"], a["m'"] = a["m"], a["v'"] = a["v"];
   layout.each([&](std::size_t i, std::size_t span) {
     const double g = a["g"][i] * factor;
     const double m = a["m'"][i] = 0.9 * a["m"][i] + 0.1 * g, v = a["v'"][i] = 0.95 * a["v"][i] + 0.05 * g * g;
     const double step = m / (1 - std::pow(0.9, kStep)) / (std::sqrt(v / (1 - std::pow(0.95, kStep))) + kEps);
     a["value"][i] = a["w'"][i] = a["w"][i] - kLr * (step + (Layout::decays(span) ? kDecay * a["w"][i] : 0));
   });
+}
+
+// Between fp32 masters and what holds them: the values of an fp32 run, values and rests of a bf16 one.
+void set_masters(const Tensor& from, const Tensor& value, const Tensor& rests) {
+  if (value.dtype == DType::f32) return copy(from, value);
+  std::vector<bf16> values;
+  std::vector<std::uint16_t> low;
+  for (const double w : to_doubles(from)) {
+    const SplitFloat s = split(static_cast<float>(w));
+    values.push_back(s.value), low.push_back(s.rest);
+  }
+  device_copy(value.device, value.data, Device::cpu(), values.data(), value.bytes());
+  device_copy(rests.device, rests.data, Device::cpu(), low.data(), rests.bytes());
+}
+void get_masters(const Tensor& value, const Tensor& rests, const Tensor& to) {
+  if (value.dtype == DType::f32) return copy(value, to);
+  std::vector<bf16> values(static_cast<std::size_t>(value.size()));
+  std::vector<std::uint16_t> low(values.size());
+  std::vector<float> w;
+  device_copy(Device::cpu(), values.data(), value.device, value.data, value.bytes());
+  device_copy(Device::cpu(), low.data(), rests.device, rests.data, rests.bytes());
+  for (std::size_t i = 0; i < values.size(); ++i) w.push_back(join(values[i], low[i]));
+  device_copy(to.device, to.data, Device::cpu(), w.data(), to.bytes());
 }
 
 // The arenas are inputs; their updated copies are outputs. A benchmark updates in place, without the copies.
@@ -63,8 +87,7 @@ Case adamw_case(std::vector<std::int64_t> sizes, double clip, bool in_place = fa
           .inputs = {{"w", shape, Role::constant32},
                      {"g", shape, Role::constant32, Fill::normal, 0.1},
                      {"m", shape, Role::constant32, Fill::normal, 0.1},
-                     {"v", shape, Role::constant32, Fill::uniform, 0.01, 0.0101},
-                     {"old", shape, Role::constant}},
+                     {"v", shape, Role::constant32, Fill::uniform, 0.01, 0.0101}},
           .outputs = {{"w'", shape, Output::Type::fp32, false},
                       {"m'", shape, Output::Type::fp32, false},
                       {"v'", shape, Output::Type::fp32, false},
@@ -73,16 +96,16 @@ Case adamw_case(std::vector<std::int64_t> sizes, double clip, bool in_place = fa
           .reference = [=](Arrays& a, Round) { naive(a, layout, clip); },
           .forward =
               [=](Context& k) {
-                const std::pair<const char*, const char*> copies[] = {{"w", "w'"}, {"m", "m'"}, {"v", "v'"}, {"old", "value"}};
-                for (const auto& [from, to] : copies)
-                  if (!in_place) copy(k[from], k[to]);
+                const Tensor& rests = k.scratch("rests", DType::u16, shape);
+                if (!in_place) copy(k["m"], k["m'"]), copy(k["v"], k["v'"]), set_masters(k["w"], k["value"], rests);
                 const auto spans = layout.spans(k["value"]);
                 const std::string end = in_place ? "" : "'";
                 gradient_norm(k["g"], spans, k["norm"]);
-                adamw(k["w" + end], k["g"], k["m" + end], k["v" + end], spans,
+                adamw(rests, k["g"], k["m" + end], k["v" + end], spans,
                       {.lr = kLr, .eps = kEps, .weight_decay = kDecay, .step = kStep, .grad_norm = k["norm"], .clip = clip});
+                if (!in_place) get_masters(k["value"], rests, k["w'"]);
               },
-          .bytes = 36.0 * static_cast<double>(layout.total)};
+          .bytes = 32.0 * static_cast<double>(layout.total)};
 }
 
 std::vector<Case> tests() {
@@ -94,19 +117,22 @@ OP_CASES(AdamW, tests, benchmarks)
 
 void check_bad_numbers(Device device) {
   for (const double bad : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
-    const OwnedTensor w = make_tensor(device, DType::f32, {3}, {1, 2, 3}), g = make_tensor(device, DType::f32, {3}, {1, bad, 1});
+    const OwnedTensor w = make_tensor(device, DType::f32, {3}, {1.001, 2, 3}), g = make_tensor(device, DType::f32, {3}, {1, bad, 1});
     const OwnedTensor m = make_tensor(device, DType::f32, {3}, {4, 5, 6}), v = make_tensor(device, DType::f32, {3}, {7, 8, 9});
-    const OwnedTensor value = make_tensor(device, DType::bf16, {3}, {1, 2, 3}), norm = make_tensor(device, DType::f32, {1});
+    const OwnedTensor value = make_tensor(device, DType::bf16, {3}), norm = make_tensor(device, DType::f32, {1});
+    const OwnedTensor rests(device, DType::u16, {3});
+    set_masters(w, value, rests);
     const std::vector<ArenaSpan> spans{{0, 3, value, true, false}};
     gradient_norm(g, spans, norm);
     EXPECT_FALSE(std::isfinite(to_doubles(norm)[0]));
-    for (const double clip : {0.0, 1.0}) adamw(w, g, m, v, spans, {.lr = 1, .weight_decay = 1, .grad_norm = norm, .clip = clip});
+    for (const double clip : {0.0, 1.0}) adamw(rests, g, m, v, spans, {.lr = 1, .weight_decay = 1, .grad_norm = norm, .clip = clip});
     const OwnedTensor good = make_tensor(device, DType::f32, {1}, {1}), loss = make_tensor(device, DType::f32, {1}, {bad});
-    adamw(w, m, m, v, spans, {.lr = 1, .weight_decay = 1, .grad_norm = good, .loss = loss});
-    EXPECT_EQ(to_doubles(w), (std::vector<double>{1, 2, 3}));
+    adamw(rests, m, m, v, spans, {.lr = 1, .weight_decay = 1, .grad_norm = good, .loss = loss});
+    const OwnedTensor after = make_tensor(device, DType::f32, {3});
+    get_masters(value, rests, after);
+    EXPECT_EQ(to_doubles(after), to_doubles(w));
     EXPECT_EQ(to_doubles(m), (std::vector<double>{4, 5, 6}));
     EXPECT_EQ(to_doubles(v), (std::vector<double>{7, 8, 9}));
-    EXPECT_EQ(to_doubles(value), (std::vector<double>{1, 2, 3}));
   }
 }
 
@@ -120,11 +146,27 @@ TEST(AdamW, LargeGradientsHaveAFiniteNorm) {
   EXPECT_NEAR(to_doubles(norm)[0] / 5e25, 1, 1e-6);
 }
 
+TEST(AdamW, HalvesGiveEveryBitBack) {
+  Rng rng(1);
+  for (int i = 0; i < 200000; ++i) {
+    std::uint32_t bits =
+        i < 65536 ? 0x3F800000u + static_cast<std::uint32_t>(i) : static_cast<std::uint32_t>(rng.below(std::uint64_t{1} << 32));
+    float w;
+    std::memcpy(&w, &bits, 4);
+    if (std::isnan(w)) continue;
+    const SplitFloat s = split(w);
+    const float again = join(s.value, s.rest);
+    ASSERT_EQ(std::memcmp(&w, &again, 4), 0) << w;
+    if (std::fabs(w) >= 1e38f || std::fabs(w) <= 1e-37f) continue;
+    ASSERT_LE(std::fabs(to_float(s.value) / w - 1), 0x1p-8f) << w;
+  }
+}
+
 TEST(AdamW, TheMasterItselfCanBeTheValue) {
   const Device cpu = Device::cpu();
   const OwnedTensor w = make_tensor(cpu, DType::f32, {2}, {1, 1}), g = make_tensor(cpu, DType::f32, {2}, {1, -1});
   const OwnedTensor m = make_tensor(cpu, DType::f32, {2}, {0, 0}), v = make_tensor(cpu, DType::f32, {2}, {0, 0});
-  adamw(w, g, m, v, {{0, 2, w, false, false}}, {.lr = 0.5});
+  adamw({}, g, m, v, {{0, 2, w, false, false}}, {.lr = 0.5});
   EXPECT_NEAR(to_doubles(w)[0], 0.5, 1e-6);
   EXPECT_NEAR(to_doubles(w)[1], 1.5, 1e-6);
 }
@@ -132,9 +174,10 @@ TEST(AdamW, TheMasterItselfCanBeTheValue) {
 TEST(AdamW, RefusesSpansOutsideTheArena) {
   const Device cpu = Device::cpu();
   const OwnedTensor w = make_tensor(cpu, DType::f32, {2}, {1, 1}), value = make_tensor(cpu, DType::f32, {3});
-  EXPECT_THROW(adamw(w, w, w, w, {{0, 3, value, false, false}}, {}), Error);
-  EXPECT_THROW(adamw(w, w, w, w, {{0, 2, value, false, false}}, {}), Error);
-  EXPECT_THROW(adamw(w, w, w, w, {}, {.clip = 1}), Error);
+  EXPECT_THROW(adamw({}, w, w, w, {{0, 3, value, false, false}}, {}), Error);
+  EXPECT_THROW(adamw({}, w, w, w, {{0, 2, value, false, false}}, {}), Error);
+  EXPECT_THROW(adamw({}, w, w, w, {}, {.clip = 1}), Error);
+  EXPECT_THROW(adamw({}, w, w, w, {{0, 2, make_tensor(cpu, DType::bf16, {2}), false, false}}, {}), Error);  // no rests
 }
 
 }  // namespace

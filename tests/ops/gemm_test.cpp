@@ -129,7 +129,7 @@ OwnedTensor filled(DType type, const Shape& shape, double value) {
 
 TEST(Linear, AddsToTheGradientOfItsInputWhenAsked) {
   const OwnedTensor dy = filled(DType::f32, {3, 2}, 1), w = filled(DType::f32, {2, 4}, 3), dx = filled(DType::f32, {3, 4}, 10);
-  linear_backward({}, w, dy, dx, {}, true);
+  linear_backward({}, w, dy, dx, {}, {.dx = true});
   for (const double g : to_doubles(dx)) EXPECT_EQ(g, 16);
 }
 

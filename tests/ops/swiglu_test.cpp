@@ -40,6 +40,23 @@ std::vector<Case> benchmarks() { return {swiglu_case(2048, 1408), swiglu_case(10
 
 OP_CASES(Swiglu, tests, benchmarks)
 
+// The same bits in place of dh, and the gradients that a call without it gives.
+TEST(Swiglu, BackwardWritesTheResultAgain) {
+  const std::int64_t n = 5, f = 40;
+  for (const Device device : devices())
+    for (const DType type : {DType::f32, DType::bf16}) {
+      const Arrays a = draw({{"gate_up", {n, 2 * f}}, {"dh", {n, f}}}, type);
+      const OwnedTensor gate_up = make_tensor(device, type, {n, 2 * f}, a.at("gate_up")),
+                        dh = make_tensor(device, type, {n, f}, a.at("dh"));
+      const OwnedTensor h = make_tensor(device, type, {n, f}), expected = make_tensor(device, type, {n, 2 * f});
+      swiglu(gate_up, h);
+      swiglu_backward(gate_up, dh, expected);
+      swiglu_backward(gate_up, dh, gate_up, dh);
+      EXPECT_EQ(to_doubles(dh), to_doubles(h));
+      EXPECT_EQ(to_doubles(gate_up), to_doubles(expected));
+    }
+}
+
 TEST(Swiglu, RefusesWrongShapes) {
   const OwnedTensor gate_up = make_tensor(Device::cpu(), DType::f32, {2, 6}), h = make_tensor(Device::cpu(), DType::f32, {2, 4});
   EXPECT_THROW(swiglu(gate_up, h), Error);

@@ -37,24 +37,28 @@ void gradient_norm(const Tensor& gradients, const std::vector<ArenaSpan>& spans,
   norm.device.is_cuda() ? cuda::gradient_norm(gradients, spans, norm) : cpu::gradient_norm(gradients, spans, norm);
 }
 
-void adamw(const Tensor& master, const Tensor& gradients, const Tensor& m, const Tensor& v, const std::vector<ArenaSpan>& spans,
+void adamw(const Tensor& rests, const Tensor& gradients, const Tensor& m, const Tensor& v, const std::vector<ArenaSpan>& spans,
            const AdamW& step) {
-  check_arena(master, master, "master weights");
-  check_arena(gradients, master, "gradients");
-  check_arena(m, master, "first moments");
-  check_arena(v, master, "second moments");
-  check_spans(master, spans);
-  for (const ArenaSpan& s : spans)
+  check_arena(gradients, gradients, "gradients");
+  check_arena(m, gradients, "first moments");
+  check_arena(v, gradients, "second moments");
+  check_spans(gradients, spans);
+  for (const ArenaSpan& s : spans) {
     check((s.value.dtype == DType::f32 || s.value.dtype == DType::bf16) && s.value.contiguous() && s.value.size() == s.size &&
-              s.value.device == master.device,
-          "[adamw] expected a value fp32 or bf16 of {} elements on {}, got {} {} on {}", s.size, name_of(master.device),
+              s.value.device == gradients.device,
+          "[adamw] expected a value fp32 or bf16 of {} elements on {}, got {} {} on {}", s.size, name_of(gradients.device),
           name_of(s.value.dtype), shape_string(s.value), name_of(s.value.device));
+    check(
+        s.value.dtype == DType::f32 || (rests.dtype == DType::u16 && rests.size() == gradients.size() && rests.device == gradients.device),
+        "[adamw] expected the rests of bf16 values, uint16 of {} elements on {}, got {} of {} on {}", gradients.size(),
+        name_of(gradients.device), name_of(rests.dtype), rests.size(), name_of(rests.device));
+  }
   check(step.step >= 1, "[adamw] expected steps from 1, got {}", step.step);
   check(step.clip <= 0 || step.grad_norm, "[adamw] expected the gradient norm, which clipping needs");
-  if (step.grad_norm) check_scalar(step.grad_norm, master, "the gradient norm");
-  if (step.loss) check_scalar(step.loss, master, "the loss");
-  const profile::Scope scope(profile::Kind::optimizer, master.device);
-  master.device.is_cuda() ? cuda::adamw(master, gradients, m, v, spans, step) : cpu::adamw(master, gradients, m, v, spans, step);
+  if (step.grad_norm) check_scalar(step.grad_norm, gradients, "the gradient norm");
+  if (step.loss) check_scalar(step.loss, gradients, "the loss");
+  const profile::Scope scope(profile::Kind::optimizer, gradients.device);
+  gradients.device.is_cuda() ? cuda::adamw(rests, gradients, m, v, spans, step) : cpu::adamw(rests, gradients, m, v, spans, step);
 }
 
 }  // namespace bhyt

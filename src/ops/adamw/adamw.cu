@@ -95,7 +95,74 @@ __device__ __forceinline__ float update(float w, float g, float& m, float& v, co
   return w - (r.rate * m / (sqrtf(v * r.inverse2) + r.eps) + decay * w);
 }
 
-__global__ void adamw_kernel(const Chunk* chunks, float* master, const float* gradients, float* m, float* v, Rates r,
+// The masters of a chunk: fp32 values …
+struct Plain {
+  float* value;
+  static constexpr unsigned kAlign = 16;
+  __device__ __forceinline__ float load(int i) const { return value[i]; }
+  __device__ __forceinline__ void store(int i, float w) const { value[i] = w; }
+  __device__ __forceinline__ void load4(int i, float* w) const { Vec<float>::load(value + i, w); }
+  __device__ __forceinline__ void store4(int i, const float* w) const { Vec<float>::store(value + i, w); }
+};
+// … or bf16 values and their rests.
+struct Split {
+  bf16* value;
+  std::uint16_t* rest;
+  static constexpr unsigned kAlign = 8;
+  struct alignas(8) Values {
+    bf16 at[4];
+  };
+  struct alignas(8) Rests {
+    std::uint16_t at[4];
+  };
+  __device__ __forceinline__ float load(int i) const { return join(value[i], rest[i]); }
+  __device__ __forceinline__ void store(int i, float w) const {
+    const SplitFloat s = split(w);
+    value[i] = s.value, rest[i] = s.rest;
+  }
+  __device__ __forceinline__ void load4(int i, float* w) const {
+    const Values high = *reinterpret_cast<const Values*>(value + i);
+    const Rests low = *reinterpret_cast<const Rests*>(rest + i);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) w[k] = join(high.at[k], low.at[k]);
+  }
+  __device__ __forceinline__ void store4(int i, const float* w) const {
+    Values high;
+    Rests low;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const SplitFloat s = split(w[k]);
+      high.at[k] = s.value, low.at[k] = s.rest;
+    }
+    *reinterpret_cast<Values*>(value + i) = high;
+    *reinterpret_cast<Rests*>(rest + i) = low;
+  }
+};
+
+// gradients, m, v: of the chunk's first element.
+template <class Masters>
+__device__ __forceinline__ void update_chunk(const Chunk& c, const Masters& masters, const float* gradients, float* m, float* v,
+                                             const Rates& r, float scale) {
+  const float decay = c.decays ? r.decay : 0.f;
+  if (c.offset % 4 == 0 && c.size % 4 == 0 && reinterpret_cast<std::uintptr_t>(c.value) % Masters::kAlign == 0) {
+    for (int i = threadIdx.x * 4; i < c.size; i += kThreads * 4) {
+      float w[4], g[4], a[4], b[4];
+      masters.load4(i, w);
+      Vec<float>::load(gradients + i, g);
+      Vec<float>::load(m + i, a);
+      Vec<float>::load(v + i, b);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) w[k] = update(w[k], g[k], a[k], b[k], r, scale, decay);
+      masters.store4(i, w);
+      Vec<float>::store(m + i, a);
+      Vec<float>::store(v + i, b);
+    }
+    return;
+  }
+  for (int i = threadIdx.x; i < c.size; i += kThreads) masters.store(i, update(masters.load(i), gradients[i], m[i], v[i], r, scale, decay));
+}
+
+__global__ void adamw_kernel(const Chunk* chunks, std::uint16_t* rests, const float* gradients, float* m, float* v, Rates r,
                              const float* grad_norm, const float* loss) {
   if (loss && !isfinite(*loss)) return;
   float scale = 1;
@@ -104,40 +171,11 @@ __global__ void adamw_kernel(const Chunk* chunks, float* master, const float* gr
     if (r.clip > 0 && *grad_norm > r.clip) scale = r.clip / *grad_norm;
   }
   const Chunk c = chunks[blockIdx.x];
-  const float decay = c.decays ? r.decay : 0.f;
-  master += c.offset, gradients += c.offset, m += c.offset, v += c.offset;
-  const bool own = static_cast<void*>(master) != c.value;  // the model computes with a copy in its own type
-  if (c.offset % 4 == 0 && c.size % 4 == 0) {
-    for (int i = threadIdx.x * 4; i < c.size; i += kThreads * 4) {
-      float w[4], g[4], a[4], b[4];
-      Vec<float>::load(master + i, w);
-      Vec<float>::load(gradients + i, g);
-      Vec<float>::load(m + i, a);
-      Vec<float>::load(v + i, b);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) w[k] = update(w[k], g[k], a[k], b[k], r, scale, decay);
-      Vec<float>::store(master + i, w);
-      Vec<float>::store(m + i, a);
-      Vec<float>::store(v + i, b);
-      if (!own) continue;
-#pragma unroll
-      for (int k = 0; k < 4; ++k)
-        if (c.bf16_value)
-          store1(static_cast<bf16*>(c.value) + i + k, w[k]);
-        else
-          store1(static_cast<float*>(c.value) + i + k, w[k]);
-    }
-    return;
-  }
-  for (int i = threadIdx.x; i < c.size; i += kThreads) {
-    const float w = update(master[i], gradients[i], m[i], v[i], r, scale, decay);
-    master[i] = w;
-    if (!own) continue;
-    if (c.bf16_value)
-      store1(static_cast<bf16*>(c.value) + i, w);
-    else
-      store1(static_cast<float*>(c.value) + i, w);
-  }
+  gradients += c.offset, m += c.offset, v += c.offset;
+  if (c.bf16_value)
+    update_chunk(c, Split{static_cast<bf16*>(c.value), rests + c.offset}, gradients, m, v, r, scale);
+  else
+    update_chunk(c, Plain{static_cast<float*>(c.value)}, gradients, m, v, r, scale);
 }
 
 }  // namespace
@@ -149,7 +187,7 @@ void gradient_norm(const Tensor& gradients, const std::vector<ArenaSpan>& spans,
   check_launch("gradient_norm");
 }
 
-void adamw(const Tensor& master, const Tensor& gradients, const Tensor& m, const Tensor& v, const std::vector<ArenaSpan>& spans,
+void adamw(const Tensor& rests, const Tensor& gradients, const Tensor& m, const Tensor& v, const std::vector<ArenaSpan>& spans,
            const AdamW& s) {
   const Table& t = table(spans);
   if (!t.count) return;
@@ -157,8 +195,9 @@ void adamw(const Tensor& master, const Tensor& gradients, const Tensor& m, const
   const auto f = [](double x) { return static_cast<float>(x); };
   const Rates r{f(s.lr / correction(s.beta1)), f(s.beta1), f(s.beta2), f(1 - s.beta1), f(1 - s.beta2), f(1 / correction(s.beta2)), f(s.eps),
                 f(s.lr * s.weight_decay),      f(s.clip)};
-  adamw_kernel<<<t.count, kThreads, 0, stream()>>>(t.chunks, master.as<float>(), gradients.as<float>(), m.as<float>(), v.as<float>(), r,
-                                                   s.grad_norm ? s.grad_norm.as<float>() : nullptr, s.loss ? s.loss.as<float>() : nullptr);
+  adamw_kernel<<<t.count, kThreads, 0, stream()>>>(t.chunks, rests.as<std::uint16_t>(), gradients.as<float>(), m.as<float>(), v.as<float>(),
+                                                   r, s.grad_norm ? s.grad_norm.as<float>() : nullptr,
+                                                   s.loss ? s.loss.as<float>() : nullptr);
   check_launch("adamw");
 }
 

@@ -35,19 +35,26 @@ struct Update {
   float clip, beta1, beta2, rest1, rest2, rate, inverse2, eps;
 };
 
-BHYT_CLONES void update(float* w, const float* gradient, float* m, float* v, float decay, const Update u, std::int64_t n) {
-#pragma omp simd
-  for (std::int64_t i = 0; i < n; ++i) {
-    const float g = gradient[i] * u.clip;
-    m[i] = u.beta1 * m[i] + u.rest1 * g;
-    v[i] = u.beta2 * v[i] + u.rest2 * g * g;
-    w[i] -= u.rate * m[i] / (std::sqrt(v[i] * u.inverse2) + u.eps) + decay * w[i];
-  }
+BHYT_BOTH float updated(float w, float gradient, float& m, float& v, float decay, const Update& u) {
+  const float g = gradient * u.clip;
+  m = u.beta1 * m + u.rest1 * g;
+  v = u.beta2 * v + u.rest2 * g * g;
+  return w - (u.rate * m / (std::sqrt(v * u.inverse2) + u.eps) + decay * w);
 }
 
-BHYT_CLONES void narrow(const float* w, bf16* value, std::int64_t n) {
+BHYT_CLONES void update(float* w, const float* gradient, float* m, float* v, float decay, const Update u, std::int64_t n) {
 #pragma omp simd
-  for (std::int64_t i = 0; i < n; ++i) value[i] = to_bf16(w[i]);
+  for (std::int64_t i = 0; i < n; ++i) w[i] = updated(w[i], gradient[i], m[i], v[i], decay, u);
+}
+
+BHYT_CLONES void update(bf16* value, std::uint16_t* rest, const float* gradient, float* m, float* v, float decay, const Update u,
+                        std::int64_t n) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < n; ++i) {
+    const SplitFloat w = split(updated(join(value[i], rest[i]), gradient[i], m[i], v[i], decay, u));
+    value[i] = w.value;
+    rest[i] = w.rest;
+  }
 }
 
 }  // namespace
@@ -62,7 +69,7 @@ void gradient_norm(const Tensor& gradients, const std::vector<ArenaSpan>& spans,
   *norm.as<float>() = static_cast<float>(std::sqrt(std::accumulate(sums.begin(), sums.end(), 0.0)));
 }
 
-void adamw(const Tensor& master, const Tensor& gradients, const Tensor& m, const Tensor& v, const std::vector<ArenaSpan>& spans,
+void adamw(const Tensor& rests, const Tensor& gradients, const Tensor& m, const Tensor& v, const std::vector<ArenaSpan>& spans,
            const AdamW& step) {
   const double norm = step.grad_norm ? *step.grad_norm.as<float>() : 0.0;
   if (!std::isfinite(norm) || (step.loss && !std::isfinite(*step.loss.as<float>()))) return;
@@ -81,13 +88,14 @@ void adamw(const Tensor& master, const Tensor& gradients, const Tensor& m, const
   parallel_tasks(static_cast<std::int64_t>(pieces.size()), [&](std::int64_t i) {
     const Piece& p = pieces[static_cast<std::size_t>(i)];
     const std::int64_t at = p.span->offset + p.first;
-    float* w = master.as<float>() + at;
-    update(w, gradients.as<float>() + at, m.as<float>() + at, v.as<float>() + at, p.span->decays ? decay : 0.0f, u, p.size);
+    const float* g = gradients.as<float>() + at;
+    float *m1 = m.as<float>() + at, *v1 = v.as<float>() + at;
+    const float d = p.span->decays ? decay : 0.0f;
     const Tensor& value = p.span->value;
     if (value.dtype == DType::bf16)
-      narrow(w, value.as<bf16>() + p.first, p.size);
-    else if (value.as<float>() + p.first != w)
-      std::copy_n(w, p.size, value.as<float>() + p.first);
+      update(value.as<bf16>() + p.first, rests.as<std::uint16_t>() + at, g, m1, v1, d, u, p.size);
+    else
+      update(value.as<float>() + p.first, g, m1, v1, d, u, p.size);
   });
 }
 

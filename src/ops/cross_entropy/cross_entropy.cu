@@ -1,5 +1,5 @@
-// The LM head and its loss on the GPU: a few thousand rows of fp32 logits at a time, and their gradient in the run's type: in place in fp32
-// runs, beside them in bf16 ones.
+// The LM head and its loss on the GPU, a few thousand rows of logits at a time. With a backward the logits have the run's type, and their
+// gradient takes their place; a loss alone is made from fp32 logits in any run.
 #include <algorithm>
 
 #include "core/cuda.cuh"
@@ -12,21 +12,18 @@ namespace bhyt::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr std::size_t kRoom = 1u << 30;  // bytes of logits and their gradient that exist at a time, at most (and at least 128 rows)
+constexpr std::size_t kRoom = 512u << 20;  // bytes of logits that exist at a time, at most (and at least 128 rows)
 
 std::int64_t padded(std::int64_t vocab) { return (vocab + 7) / 8 * 8; }  // rows of logits start on 16 bytes
 
-// The chunk that is worked on, in the workspace: logits, their gradient, then a weighted loss per token of the whole batch.
+// The chunk that is worked on, in the workspace: logits, then a weighted loss per token of the whole batch.
 struct Room {
   std::int64_t rows;
-  std::size_t gradient, losses, bytes;  // offsets
-  Room(std::int64_t tokens, std::int64_t vocab, DType type) {
-    const std::size_t width = static_cast<std::size_t>(padded(vocab)), beside = type == DType::f32 ? 0 : size_of(type);
-    const auto most = static_cast<std::int64_t>(kRoom / (width * (sizeof(float) + beside))) / 128 * 128;
-    rows = std::min(tokens, std::max<std::int64_t>(most, 128));
-    const std::size_t cells = static_cast<std::size_t>(rows) * width;
-    gradient = beside ? cells * sizeof(float) : 0;
-    losses = cells * (sizeof(float) + beside);
+  std::size_t losses, bytes;  // losses: offset
+  Room(std::int64_t tokens, std::int64_t vocab, DType logits) {
+    const std::size_t row = static_cast<std::size_t>(padded(vocab)) * size_of(logits);
+    rows = std::min(tokens, std::max<std::int64_t>(static_cast<std::int64_t>(kRoom / row) / 128 * 128, 128));
+    losses = static_cast<std::size_t>(rows) * row;
     bytes = losses + static_cast<std::size_t>(tokens) * sizeof(float) + 256;
   }
 };
@@ -56,40 +53,30 @@ __device__ __forceinline__ Online join(const Online& a, const Online& b) {
 }
 
 // V logits at once: 16 bytes where rows come in such pieces, else one.
-template <int V>
-__device__ __forceinline__ void load_logits(const float* p, float* v) {
+template <int V, class T>
+__device__ __forceinline__ void load_logits(const T* p, float* v) {
   if constexpr (V == 1)
-    v[0] = *p;
+    v[0] = load1(p);
   else
-    Vec<float>::load(p, v);
+    Vec<T>::load(p, v);
 }
-
-template <int V>
-__device__ __forceinline__ void store_gradient(float* p, const float* v) {
+template <int V, class T>
+__device__ __forceinline__ void store_gradient(T* p, const float* v) {
   if constexpr (V == 1)
-    *p = v[0];
-  else
-    Vec<float>::store(p, v);
-}
-template <int V>
-__device__ __forceinline__ void store_gradient(bf16* p, const float* v) {
-  if constexpr (V == 1) {
     store1(p, v[0]);
-  } else {
-    const __nv_bfloat162 a = __floats2bfloat162_rn(v[0], v[1]), b = __floats2bfloat162_rn(v[2], v[3]);
-    *reinterpret_cast<uint2*>(p) = make_uint2(*reinterpret_cast<const unsigned*>(&a), *reinterpret_cast<const unsigned*>(&b));
-  }
+  else
+    Vec<T>::store(p, v);
 }
 
-// One row of logits per block; its gradient goes to dx, which may be the row itself. U pieces of a thread are on their way at a time.
+// One row of logits per block; with `backward` its gradient takes its place. 16 logits of a thread are on their way at a time.
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
-    softmax_kernel(const float* logits, std::int64_t ld, T* gradient, int vocab, const std::int32_t* targets, const float* weights,
-                   float scale, float* losses, float* weighted, std::int32_t* greedy) {
-  constexpr int U = 4, kStep = kThreads * V;
+    softmax_kernel(T* logits, std::int64_t ld, bool backward, int vocab, const std::int32_t* targets, const float* weights, float scale,
+                   float* losses, float* weighted, std::int32_t* greedy) {
+  constexpr int U = V == 1 ? 4 : 16 / V, kStep = kThreads * V;
   __shared__ Online room[kThreads / 32];
   const std::int64_t row = blockIdx.x;
-  const float* x = logits + row * ld;
+  T* x = logits + row * ld;
   const int target = targets[row];
   const auto load_pieces = [&](int first, float(&v)[U][V]) {
 #pragma unroll
@@ -128,15 +115,14 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) {
     float loss = 0;
     if (target >= vocab) loss = NAN;  // the caller's mistake must not pass for a loss
-    if (target >= 0 && target < vocab) loss = o.top + logf(o.sum) - x[target];
+    if (target >= 0 && target < vocab) loss = o.top + logf(o.sum) - load1(x + target);
     if (losses) losses[row] = loss;
     weighted[row] = weight * loss;
     if (greedy) greedy[row] = o.place;
   }
-  if (!gradient) return;
-  __syncthreads();  // x[target] above is read before it may be overwritten
+  if (!backward) return;
+  __syncthreads();  // x[target] above is read before it is overwritten
   const float factor = weight * scale, inverse = factor / o.sum;
-  T* dx = gradient + row * ld;
   for (int first = threadIdx.x * V; first < vocab; first += U * kStep) {
     float v[U][V];
     load_pieces(first, v);
@@ -146,7 +132,7 @@ __global__ void __launch_bounds__(kThreads)
       if (j >= vocab) break;
 #pragma unroll
       for (int k = 0; k < V; ++k) v[u][k] = __expf(v[u][k] - o.top) * inverse - (j + k == target ? factor : 0.f);
-      store_gradient<V>(dx + j, v[u]);
+      store_gradient<V>(x + j, v[u]);
     }
   }
 }
@@ -162,38 +148,38 @@ __global__ void sum_kernel(const float* values, std::int64_t n, float* out) {
 }  // namespace
 
 std::size_t cross_entropy_workspace(std::int64_t tokens, std::int64_t, std::int64_t vocab, DType type) {
-  return Room(tokens, vocab, type).bytes;
+  return std::max(Room(tokens, vocab, type).bytes, Room(tokens, vocab, DType::f32).bytes);
 }
 
 void cross_entropy(const CrossEntropy& job) {
   const std::int64_t n = job.x.rows(), vocab = job.w.rows();
   if (n == 0) return;
-  const Room room(n, vocab, job.x.dtype);
+  const DType type = job.dx ? job.x.dtype : DType::f32;
+  const Room room(n, vocab, type);
   char* base = static_cast<char*>(job.workspace.data);
   float* weighted = reinterpret_cast<float*>(base + room.losses);
   for (std::int64_t first = 0; first < n; first += room.rows) {
     const std::int64_t count = std::min(room.rows, n - first);
-    Tensor logits(base, DType::f32, job.x.device, {count, vocab}), dlogits(base + room.gradient, job.x.dtype, job.x.device, {count, vocab});
-    logits.ld = dlogits.ld = padded(vocab);
+    Tensor logits(base, type, job.x.device, {count, vocab});
+    logits.ld = padded(vocab);
     const Tensor x = job.x.row_slice(first, count);
     bhyt::gemm(x, job.w, logits, GemmOptions{.trans_b = true});
-    dispatch_float(job.x.dtype, [&](auto t) {
+    dispatch_float(type, [&](auto t) {
       using T = decltype(t);
       const auto launch = [&](auto wide) {
         softmax_kernel<T, decltype(wide)::value><<<static_cast<unsigned>(count), kThreads, 0, stream()>>>(
-            logits.as<float>(), logits.ld, job.dx ? dlogits.as<T>() : nullptr, static_cast<int>(vocab),
-            job.targets.as<std::int32_t>() + first, job.weights ? job.weights.as<float>() + first : nullptr, job.scale,
-            job.losses ? job.losses.as<float>() + first : nullptr, weighted + first,
-            job.greedy ? job.greedy.as<std::int32_t>() + first : nullptr);
+            logits.as<T>(), logits.ld, static_cast<bool>(job.dx), static_cast<int>(vocab), job.targets.as<std::int32_t>() + first,
+            job.weights ? job.weights.as<float>() + first : nullptr, job.scale, job.losses ? job.losses.as<float>() + first : nullptr,
+            weighted + first, job.greedy ? job.greedy.as<std::int32_t>() + first : nullptr);
       };
-      if (vocab % 4 == 0 && reinterpret_cast<std::uintptr_t>(base) % 16 == 0)
-        launch(std::integral_constant<int, 4>{});
+      if (vocab % Vec<T>::n == 0 && reinterpret_cast<std::uintptr_t>(base) % 16 == 0)
+        launch(std::integral_constant<int, Vec<T>::n>{});
       else
         launch(std::integral_constant<int, 1>{});
     });
     if (!job.dx) continue;
-    bhyt::gemm(dlogits, job.w, job.dx.row_slice(first, count), GemmOptions{});
-    bhyt::gemm(dlogits, x, job.dw, GemmOptions{.trans_a = true, .accumulate = true});
+    if (job.dw) bhyt::gemm(logits, x, job.dw, GemmOptions{.trans_a = true, .accumulate = job.accumulate || first > 0});
+    bhyt::gemm(logits, job.w, job.dx.row_slice(first, count), GemmOptions{});
   }
   if (job.loss) sum_kernel<<<1, 1024, 0, stream()>>>(weighted, n, job.loss.as<float>());
   check_launch("cross_entropy");

@@ -6,16 +6,17 @@
 namespace bhyt {
 
 struct CrossEntropy {
-  Tensor x;          // [N,C] the final norm's output
-  Tensor w;          // [V,C] the LM head (the embedding when tied)
-  Tensor targets;    // int32 [N]; a negative target is skipped
-  Tensor weights;    // fp32 [N], the weight of each token; empty = 1
-  float scale = 1;   // what the gradients (not the loss) are multiplied by: 1 / the weight of all tokens of the step
-  Tensor loss;       // fp32 [1] += Σ weight · (−log p(target)); may be empty
-  Tensor losses;     // fp32 [N], −log p per token (0 where skipped); may be empty
-  Tensor greedy;     // int32 [N], argmax of the logits; may be empty
-  Tensor dx;         // [N,C] written; empty = no backward
-  Tensor dw;         // fp32 [V,C] +=
+  Tensor x;         // [N,C] the final norm's output
+  Tensor w;         // [V,C] the LM head (the embedding when tied)
+  Tensor targets;   // int32 [N]; a negative target is skipped
+  Tensor weights;   // fp32 [N], the weight of each token; empty = 1
+  float scale = 1;  // what the gradients (not the loss) are multiplied by: 1 / the weight of all tokens of the step
+  Tensor loss;      // fp32 [1] += Σ weight · (−log p(target)); may be empty
+  Tensor losses;    // fp32 [N], −log p per token (0 where skipped); may be empty
+  Tensor greedy;    // int32 [N], argmax of the logits; may be empty
+  Tensor dx;        // [N,C] written, may be x itself; empty = no backward
+  Tensor dw;        // fp32 [V,C] +=, or = without `accumulate`
+  bool accumulate = true;
   Tensor workspace;  // fp32 or bytes, cross_entropy_workspace() of them
 };
 

@@ -125,8 +125,8 @@ void cross_entropy(const CrossEntropy& job) {
     Tensor dlogits = logits;
     dlogits.dtype = job.x.dtype;
     if (dlogits.dtype == DType::bf16) dlogits.ld = 2 * vocab;
+    if (job.dw) bhyt::gemm(dlogits, x, job.dw, {.trans_a = true, .accumulate = job.accumulate || first > 0});
     bhyt::gemm(dlogits, job.w, job.dx.row_slice(first, r));
-    if (job.dw) bhyt::gemm(dlogits, x, job.dw, {.trans_a = true, .accumulate = true});
   }
   if (job.loss) *job.loss.as<float>() += static_cast<float>(total);
 }

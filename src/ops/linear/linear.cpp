@@ -31,12 +31,12 @@ void linear(const Tensor& x, const Tensor& w, const Tensor& y, const Epilogue& e
   gemm(x, w, y, {.trans_b = true, .accumulate = static_cast<bool>(residual)});
 }
 
-void linear_backward(const Tensor& x, const Tensor& w, const Tensor& dy, const Tensor& dx, const Tensor& dw, bool accumulate_dx) {
-  if (dx) gemm(dy, w, dx, {.accumulate = accumulate_dx});
+void linear_backward(const Tensor& x, const Tensor& w, const Tensor& dy, const Tensor& dx, const Tensor& dw, Adds adds) {
   if (dw) {
     check(dw.dtype == DType::f32, "[linear_backward] expected dw fp32, got {}", name_of(dw.dtype));
-    gemm(dy, x, dw, {.trans_a = true, .accumulate = true});
+    gemm(dy, x, dw, {.trans_a = true, .accumulate = adds.dw});
   }
+  if (dx) gemm(dy, w, dx, {.accumulate = adds.dx});
 }
 
 }  // namespace bhyt

@@ -13,7 +13,12 @@ struct Epilogue {
 // x [N,I], w [O,I] of one type; y [N,O].
 void linear(const Tensor& x, const Tensor& w, const Tensor& y, const Epilogue& epilogue = {});
 
-// dx [N,I] = dy w, or += with accumulate_dx (skipped when dx is empty); dw [O,I] fp32 += dyᵀ x (skipped when empty).
-void linear_backward(const Tensor& x, const Tensor& w, const Tensor& dy, const Tensor& dx, const Tensor& dw, bool accumulate_dx = false);
+// What a backward adds to instead of overwriting it.
+struct Adds {
+  bool dx = false, dw = true;
+};
+
+// dw [O,I] fp32 (+)= dyᵀ x, then dx [N,I] (+)= dy w, which may be x itself; an empty one is skipped.
+void linear_backward(const Tensor& x, const Tensor& w, const Tensor& dy, const Tensor& dx, const Tensor& dw, Adds adds = {});
 
 }  // namespace bhyt

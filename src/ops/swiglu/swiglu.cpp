@@ -23,11 +23,12 @@ void swiglu(const Tensor& gate_up, const Tensor& h) {
   h.device.is_cuda() ? cuda::swiglu(gate_up, h) : cpu::swiglu(gate_up, h);
 }
 
-void swiglu_backward(const Tensor& gate_up, const Tensor& dh, const Tensor& dgate_up) {
+void swiglu_backward(const Tensor& gate_up, const Tensor& dh, const Tensor& dgate_up, const Tensor& h) {
   check_shapes(gate_up, dh, "dh");
   check_shapes(dgate_up, dh, "dh");
+  if (h) check_shapes(gate_up, h, "h");
   const profile::Scope scope(profile::Kind::swiglu, dh.device);
-  dh.device.is_cuda() ? cuda::swiglu_backward(gate_up, dh, dgate_up) : cpu::swiglu_backward(gate_up, dh, dgate_up);
+  dh.device.is_cuda() ? cuda::swiglu_backward(gate_up, dh, dgate_up, h) : cpu::swiglu_backward(gate_up, dh, dgate_up, h);
 }
 
 }  // namespace bhyt

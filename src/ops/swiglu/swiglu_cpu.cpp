@@ -17,23 +17,24 @@ BHYT_BOTH void forward_loop(const T* gate, const T* up, T* h, std::int64_t n) {
   }
 }
 
-template <class T>
-BHYT_BOTH void backward_loop(const T* gate, const T* up, const T* dh, T* dgate, T* dup, std::int64_t n) {
+template <bool Again, class T>
+BHYT_BOTH void backward_loop(const T* gate, const T* up, const T* dh, T* dgate, T* dup, T* h, std::int64_t n) {
 #pragma omp simd
   for (std::int64_t i = 0; i < n; ++i) {
     const float g = to_float(gate[i]), u = to_float(up[i]), d = to_float(dh[i]), s = sigmoid(g), silu = g * s;
     dgate[i] = from_float<T>(d * u * (s + silu * (1.0f - s)));
     dup[i] = from_float<T>(d * silu);
+    if constexpr (Again) h[i] = from_float<T>(silu * u);
   }
 }
 
 BHYT_CLONES void forward(const float* gate, const float* up, float* h, std::int64_t n) { forward_loop(gate, up, h, n); }
 BHYT_CLONES void forward(const bf16* gate, const bf16* up, bf16* h, std::int64_t n) { forward_loop(gate, up, h, n); }
-BHYT_CLONES void backward(const float* gate, const float* up, const float* dh, float* dgate, float* dup, std::int64_t n) {
-  backward_loop(gate, up, dh, dgate, dup, n);
+BHYT_CLONES void backward(const float* gate, const float* up, const float* dh, float* dgate, float* dup, float* h, std::int64_t n) {
+  h ? backward_loop<true>(gate, up, dh, dgate, dup, h, n) : backward_loop<false>(gate, up, dh, dgate, dup, h, n);
 }
-BHYT_CLONES void backward(const bf16* gate, const bf16* up, const bf16* dh, bf16* dgate, bf16* dup, std::int64_t n) {
-  backward_loop(gate, up, dh, dgate, dup, n);
+BHYT_CLONES void backward(const bf16* gate, const bf16* up, const bf16* dh, bf16* dgate, bf16* dup, bf16* h, std::int64_t n) {
+  h ? backward_loop<true>(gate, up, dh, dgate, dup, h, n) : backward_loop<false>(gate, up, dh, dgate, dup, h, n);
 }
 
 // Calls f(row, first, n) for pieces of rows, several short rows to a task.
@@ -61,13 +62,14 @@ void swiglu(const Tensor& gate_up, const Tensor& h) {
   });
 }
 
-void swiglu_backward(const Tensor& gate_up, const Tensor& dh, const Tensor& dgate_up) {
+void swiglu_backward(const Tensor& gate_up, const Tensor& dh, const Tensor& dgate_up, const Tensor& h) {
   dispatch_float(dh.dtype, [&]<class T>(T) {
     const std::int64_t f = dh.cols();
     for_pieces(dh.rows(), f, [&](std::int64_t row, std::int64_t first, std::int64_t n) {
       const T* in = gate_up.as<T>() + row * gate_up.ld + first;
       T* out = dgate_up.as<T>() + row * dgate_up.ld + first;
-      backward(in, in + f, dh.as<T>() + row * dh.ld + first, out, out + f, n);
+      T* again = h ? h.as<T>() + row * h.ld + first : nullptr;
+      backward(in, in + f, dh.as<T>() + row * dh.ld + first, out, out + f, again, n);
     });
   });
 }
