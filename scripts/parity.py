@@ -1,15 +1,18 @@
 """Compares `bhyt forward` with fixtures: the largest error of logits, loss, c_attn and gradients, relative to each tensor's largest value.
 
-usage: parity.py PROGRAM FIXTURES [key=value ...]      (key=value goes to bhyt forward: device=cuda dtype=bf16)
+usage: parity.py [--nudge] PROGRAM FIXTURES [key=value ...]      (key=value goes to bhyt forward: device=cuda dtype=bf16)
 FIXTURES holds folders (at any depth) with config.json, model.safetensors and io.safetensors. Needs numpy and safetensors.
+--nudge tells an ill-conditioned fixture from a wrong program: every weight moves to a neighbouring fp32 number, and how far that takes the
+program's own results is printed too. No fp32 program can be expected to come much closer than that.
 """
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
 
 import numpy as np
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 
 def worst_errors(expected, got):
@@ -25,18 +28,45 @@ def worst_errors(expected, got):
     return worst
 
 
+def forward(program, model, io, options):
+    with tempfile.TemporaryDirectory() as folder:
+        out = pathlib.Path(folder) / "out.safetensors"
+        command = [program, "forward", "--model", model, "--tokens", io, "--out", out, "--grads", *options]
+        done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(done.stderr.strip())
+        return load_file(out)
+
+
+def nudged_forward(program, io, options):
+    """The same for weights one step of fp32 up or down, at random."""
+    random = np.random.default_rng(1)
+    with tempfile.TemporaryDirectory() as folder:
+        model = pathlib.Path(folder)
+        shutil.copy(io.parent / "config.json", model)
+        weights = load_file(io.parent / "model.safetensors")
+        for name, w in weights.items():
+            if w.dtype == np.float32:
+                weights[name] = np.nextafter(w, np.where(random.random(w.shape) < 0.5, -np.inf, np.inf).astype(np.float32))
+        save_file(weights, model / "model.safetensors")
+        return forward(program, model, io, options)
+
+
+def show(worst):
+    return "  ".join(f"{kind} {error:.2e} ({name})" for kind, (error, name) in worst.items())
+
+
 def main():
-    program, fixtures, options = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3:]
+    words = [w for w in sys.argv[1:] if w != "--nudge"]
+    program, fixtures, options = words[0], pathlib.Path(words[1]), words[2:]
     for io in sorted(fixtures.rglob("io.safetensors")):
-        with tempfile.TemporaryDirectory() as folder:
-            out = pathlib.Path(folder) / "out.safetensors"
-            command = [program, "forward", "--model", io.parent, "--tokens", io, "--out", out, "--grads", *options]
-            done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
-            if done.returncode:
-                print(f"{io.parent.name:24} failed: {done.stderr.strip()}")
-                continue
-            worst = worst_errors(load_file(io), load_file(out))
-        print(f"{io.parent.name:24}" + "  ".join(f"{kind} {error:.2e} ({name})" for kind, (error, name) in worst.items()))
+        try:
+            got = forward(program, io.parent, io, options)
+            print(f"{io.parent.name:24}" + show(worst_errors(load_file(io), got)))
+            if "--nudge" in sys.argv:
+                print(f"{'  nudged':24}" + show(worst_errors(got, nudged_forward(program, io, options))))
+        except RuntimeError as error:
+            print(f"{io.parent.name:24} failed: {error}")
 
 
 main()
