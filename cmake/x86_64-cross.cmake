@@ -1,6 +1,6 @@
 # Toolchain: x86-64 Linux from another architecture, against the packages that scripts/cross_deps.sh unpacked.
 #   cmake -B build/x86_64 -G Ninja --toolchain cmake/x86_64-cross.cmake -DBHYT_GEMM=blis [-DBHYT_CUDA=ON]
-# The programs look for their libraries beside themselves first, so that a folder of them runs on any x86-64 machine.
+# The programs, and the libraries in turn, look for libraries beside the program first, so that a folder of them runs on any x86-64 machine.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR x86_64)
 set(CMAKE_C_COMPILER x86_64-linux-gnu-gcc)
@@ -17,4 +17,4 @@ set(ENV{PKG_CONFIG_SYSROOT_DIR} ${root})
 set(CMAKE_BUILD_RPATH "$ORIGIN")
 set(CMAKE_BUILD_RPATH_USE_ORIGIN ON)
 set(CMAKE_SKIP_BUILD_RPATH OFF)
-set(CMAKE_EXE_LINKER_FLAGS_INIT "-Wl,-rpath-link,${root}/usr/lib/x86_64-linux-gnu -Wl,--allow-shlib-undefined")
+set(CMAKE_EXE_LINKER_FLAGS_INIT "-Wl,-rpath-link,${root}/usr/lib/x86_64-linux-gnu -Wl,--allow-shlib-undefined -Wl,--disable-new-dtags")

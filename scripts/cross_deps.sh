@@ -9,16 +9,16 @@ mkdir -p "$root/apt/lists/partial" "$root/apt/cache/archives/partial" "$root/deb
 
 command -v x86_64-linux-gnu-g++ >/dev/null || apt-get install -y --no-install-recommends g++-x86-64-linux-gnu
 
-packages=(libfmt-dev libfmt9 libyaml-cpp-dev libyaml-cpp0.7 zlib1g-dev zlib1g libzstd-dev libzstd1 libblis-openmp-dev libblis4-openmp libdnnl-dev libdnnl2 libgtest-dev libgmock-dev
+packages=(libfmt-dev libfmt9 libyaml-cpp-dev libyaml-cpp0.7 zlib1g-dev zlib1g libzstd-dev libzstd1 libblis-openmp-dev libblis4-openmp libdnnl-dev libdnnl2 ocl-icd-libopencl1 libgtest-dev libgmock-dev
   libbenchmark-dev libbenchmark1debian libgomp1 nlohmann-json3-dev libcli11-dev)
-if [[ ! -e $root/done ]]; then
+if [[ ! -e $root/done || $(<"$root/done") != "${packages[*]}" ]]; then
   touch "$root/apt/status"
   apt=(apt-get -o APT::Architecture=amd64 -o APT::Architectures::=amd64 -o "Dir::State=$root/apt" -o "Dir::State::status=$root/apt/status"
     -o "Dir::Cache=$root/apt/cache")
   "${apt[@]}" update -qq
   (cd "$root/debs" && "${apt[@]}" download -qq "${packages[@]}")
   for deb in "$root"/debs/*.deb; do dpkg -x "$deb" "$root"; done
-  touch "$root/done"
+  echo "${packages[*]}" >"$root/done"
 fi
 
 if [[ ${1:-} == cuda && ! -e $root/cuda/done ]]; then

@@ -92,6 +92,8 @@ void piece_product(const Product<In, Out>& p) {
   if constexpr (std::is_same_v<In, float> && std::is_same_v<Out, float>) {
     library_gemm(p);
   } else {
+    if constexpr (std::is_same_v<In, bf16>)
+      if (library_gemm_bf16(p)) return;
     const std::int64_t mb = piece_within(p.m, kPanelRows), nb = piece_within(p.n, kPanelCols);
     for (std::int64_t j = 0; j < p.n; j += nb)
       for (std::int64_t i = 0; i < p.m; i += mb) panel_product(part(p, i, mb, j, nb));
@@ -159,8 +161,6 @@ void multiply(const Product<In, Out>& p) {
     return;
   }
   if (p.m <= kFewRows && p.trans_b) return rows_times_transposed(p);
-  if constexpr (std::is_same_v<In, bf16>)
-    if (library_gemm_bf16(p)) return;
   product_by_pieces(p);
 }
 

@@ -10,9 +10,9 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 
 #include "core/error.h"
-#include "core/parallel.h"
 #include "core/scratch.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/library.h"
@@ -22,20 +22,20 @@ namespace bhyt::cpu {
 namespace {
 
 using Type = dnnl::memory::data_type;
-using Key = std::array<std::int64_t, 9>;
+using Key = std::array<std::int64_t, 8>;
 
 const dnnl::engine& engine() {
   static const dnnl::engine e(dnnl::engine::kind::cpu, 0);
   return e;
 }
 
-// The number of threads that oneDNN plans for and runs on, while this lives.
-class Threads {
+// oneDNN plans for one thread and runs on one, while this lives.
+class OneThread {
  public:
-  explicit Threads(int n) : before_(omp_get_max_threads()) { omp_set_num_threads(n); }
-  ~Threads() { omp_set_num_threads(before_); }
-  Threads(const Threads&) = delete;
-  Threads& operator=(const Threads&) = delete;
+  OneThread() : before_(omp_get_max_threads()) { omp_set_num_threads(1); }
+  ~OneThread() { omp_set_num_threads(before_); }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
 
  private:
   int before_;
@@ -59,15 +59,14 @@ std::shared_ptr<const Compiled> compile(const Product<In, Out>& p) {
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   dnnl::post_ops after;
-#if DNNL_VERSION_MAJOR >= 3
-  if (p.alpha != 1) after.append_eltwise(dnnl::algorithm::eltwise_linear, p.alpha, 0);
   if (p.accumulate) after.append_sum(1);
   attributes.set_post_ops(after);
+  // alpha as a scale: as an operation in front of the sum, it would leave the product to a plain loop.
+#if DNNL_VERSION_MAJOR >= 3
+  if (p.alpha != 1) attributes.set_scales_mask(DNNL_ARG_SRC, 0);
   const dnnl::matmul::primitive_desc description(engine(), made->a, made->b, made->c, attributes);
 #else
-  if (p.alpha != 1) after.append_eltwise(1, dnnl::algorithm::eltwise_linear, p.alpha, 0);
-  if (p.accumulate) after.append_sum(1);
-  attributes.set_post_ops(after);
+  if (p.alpha != 1) attributes.set_output_scales(0, {p.alpha});
   const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(made->a, made->b, made->c), attributes, engine());
 #endif
   made->primitive = dnnl::matmul(description);
@@ -77,13 +76,13 @@ std::shared_ptr<const Compiled> compile(const Product<In, Out>& p) {
 
 // Planning a product takes longer than a small one itself: plans are kept by shape.
 template <class In, class Out>
-std::shared_ptr<const Compiled> compiled(const Product<In, Out>& p, int threads) {
+std::shared_ptr<const Compiled> compiled(const Product<In, Out>& p) {
   static std::mutex mutex;
   static std::map<Key, std::shared_ptr<const Compiled>> plans;
   constexpr std::size_t kMost = 2048;  // prompts come in many lengths
   std::uint32_t alpha;
   std::memcpy(&alpha, &p.alpha, 4);
-  const Key key{p.m, p.n, p.k, p.lda, p.ldb, p.ldc, alpha, p.trans_a + 2 * p.trans_b + 4 * p.accumulate, threads};
+  const Key key{p.m, p.n, p.k, p.lda, p.ldb, p.ldc, alpha, p.trans_a + 2 * p.trans_b + 4 * p.accumulate};
   const std::lock_guard lock(mutex);
   if (const auto it = plans.find(key); it != plans.end()) return it->second;
   if (plans.size() >= kMost) plans.clear();
@@ -91,19 +90,23 @@ std::shared_ptr<const Compiled> compiled(const Product<In, Out>& p, int threads)
 }
 
 template <class In, class Out>
-void run(const Product<In, Out>& p, int threads) {
-  const Threads use(threads);
+void run(const Product<In, Out>& p) {
+  const OneThread use;
   thread_local dnnl::stream stream(engine());
   try {
-    const auto plan = compiled(p, threads);
+    const auto plan = compiled(p);
     struct Room;
     const std::size_t bytes = plan->scratchpad.get_size();
     const auto memory = [](const dnnl::memory::desc& d, const void* data) { return dnnl::memory(d, engine(), const_cast<void*>(data)); };
-    plan->primitive.execute(stream,
-                            {{DNNL_ARG_SRC, memory(plan->a, p.a)},
-                             {DNNL_ARG_WEIGHTS, memory(plan->b, p.b)},
-                             {DNNL_ARG_DST, memory(plan->c, p.c)},
-                             {DNNL_ARG_SCRATCHPAD, memory(plan->scratchpad, scratch<Room>(static_cast<std::int64_t>(bytes / 4 + 1)))}});
+    std::unordered_map<int, dnnl::memory> arguments{
+        {DNNL_ARG_SRC, memory(plan->a, p.a)},
+        {DNNL_ARG_WEIGHTS, memory(plan->b, p.b)},
+        {DNNL_ARG_DST, memory(plan->c, p.c)},
+        {DNNL_ARG_SCRATCHPAD, memory(plan->scratchpad, scratch<Room>(static_cast<std::int64_t>(bytes / 4 + 1)))}};
+#if DNNL_VERSION_MAJOR >= 3
+    if (p.alpha != 1) arguments[DNNL_ARG_ATTR_SCALES | DNNL_ARG_SRC] = memory({{1}, Type::f32, dnnl::memory::format_tag::x}, &p.alpha);
+#endif
+    plan->primitive.execute(stream, arguments);
     stream.wait();
   } catch (const dnnl::error& e) {
     fail(std::string("[gemm] oneDNN: ") + e.what());
@@ -115,13 +118,13 @@ bool run_bf16(const Product<bf16, Out>& p) {
   // Processors without bf16 products are served better by fp32 than by oneDNN's emulation.
   constexpr auto need = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
   static const bool native = (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & need) == need;
-  if (native) run(p, omp_in_parallel() ? 1 : num_threads());
+  if (native) run(p);
   return native;
 }
 
 }  // namespace
 
-void library_gemm(const Product<float, float>& p) { run(p, 1); }
+void library_gemm(const Product<float, float>& p) { run(p); }
 
 // By size alone: oneDNN may sum in another order for another shape. On all threads at once it would split the sum over k,
 // and the bits would depend on their number.

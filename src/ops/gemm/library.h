@@ -29,10 +29,14 @@ void library_gemm(const Product<float, float>& p);
 
 // Into how many pieces at least c should be cut. Cuts fall on multiples of kCut in both directions.
 std::int64_t library_pieces(std::int64_t m, std::int64_t n, std::int64_t k);
+#ifdef BHYT_GEMM_ONEDNN
+constexpr std::int64_t kCut = 64;  // a multiple of the tiles of AMX
+#else
 constexpr std::int64_t kCut = 48;  // a multiple of the micro-tiles of every BLIS kernel
+#endif
 
-// The whole product on all threads. False when the library or this processor has no bf16 products: nothing was done then,
-// and cpu::gemm goes through fp32.
+// The same with bf16 operands. False when the library or this processor has no such products: nothing was done then, and
+// cpu::gemm goes through fp32.
 bool library_gemm_bf16(const Product<bf16, float>& p);
 bool library_gemm_bf16(const Product<bf16, bf16>& p);
 
