@@ -1,6 +1,6 @@
-// Which kernels compute attention on the GPU: cuDNN's, else the flash kernels, else the plain ones, the first that take the call. The
-// environment variable BHYT_ATTENTION=cudnn|flash|plain leaves only the named ones, with the plain ones for what they do not take: for
-// tests and comparisons.
+// Which kernels compute attention on the GPU: the first that take the call of those written for Hopper (backward only), cuDNN's, the flash
+// kernels, the plain ones. The environment variable BHYT_ATTENTION=hopper|cudnn|flash|plain leaves only the named ones, with the plain ones
+// for what they do not take: for tests and comparisons.
 #include <cstdlib>
 
 #include "core/cuda_host.h"
@@ -11,7 +11,7 @@ namespace bhyt::cuda {
 namespace {
 
 struct Allowed {
-  bool cudnn = true, flash = true;
+  bool hopper = true, cudnn = true, flash = true;
 };
 
 const Allowed& allowed() {
@@ -19,9 +19,9 @@ const Allowed& allowed() {
     const char* text = std::getenv("BHYT_ATTENTION");
     const std::string want = text ? text : "";
     if (want.empty()) return Allowed{};
-    if (want != "cudnn" && want != "flash" && want != "plain")
-      throw UsageError("[attention] expected BHYT_ATTENTION to be cudnn, flash or plain, got " + want);
-    return Allowed{.cudnn = want == "cudnn", .flash = want == "flash"};
+    if (want != "hopper" && want != "cudnn" && want != "flash" && want != "plain")
+      throw UsageError("[attention] expected BHYT_ATTENTION to be hopper, cudnn, flash or plain, got " + want);
+    return Allowed{.hopper = want == "hopper", .cudnn = want == "cudnn", .flash = want == "flash"};
   }();
   return a;
 }
@@ -38,6 +38,7 @@ void attention(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Te
 void attention_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
                         const Tensor& dqkv, const AttentionShape& shape) {
   if (qkv.size() == 0) return;
+  if (allowed().hopper && attention_hopper_backward(qkv, out, lse, first, dout, dqkv, shape)) return;
   if (allowed().cudnn && !first && attention_cudnn_backward(qkv, out, lse, dout, dqkv, shape)) return;
   if (allowed().flash && attention_flash_backward(qkv, out, lse, first, dout, dqkv, shape)) return;
   attention_any_backward(qkv, out, lse, first, dout, dqkv, shape);

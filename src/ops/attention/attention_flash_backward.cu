@@ -118,16 +118,6 @@ struct ByKey {
   static constexpr int kBytes = tile_bytes<D>(2 * kKeys) + 4 * kTile + 2 * kStats;
 };
 
-// From `begin` on, the first query that sees nothing up to `key`: first is non-decreasing.
-__device__ __forceinline__ int end_of_view(const std::int32_t* first, int key, int begin, int seq) {
-  int low = begin, high = seq;
-  while (low < high) {
-    const int middle = (low + high) / 2;
-    first[middle] <= key ? low = middle + 1 : high = middle;
-  }
-  return low;
-}
-
 // f(element, its column's value, indices) for all elements of c; values: one for each column.
 template <int MT, int NT, class F>
 __device__ __forceinline__ void each_column(float (&c)[MT][NT][4], const float* values, const F& f) {

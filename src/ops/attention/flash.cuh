@@ -211,6 +211,16 @@ struct Queries {
   }
 };
 
+// From `begin` on, the first query that sees nothing up to `key`: first is non-decreasing.
+__device__ __forceinline__ int end_of_view(const std::int32_t* first, int key, int begin, int seq) {
+  int low = begin, high = seq;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    first[middle] <= key ? low = middle + 1 : high = middle;
+  }
+  return low;
+}
+
 // c = left · tileᵀ over D: column n of c belongs to row n of the tile.
 template <int D, int MT, int NT, class Left>
 __device__ __forceinline__ void multiply_rows(float (&c)[MT][NT][4], const Left& left, unsigned tile) {

@@ -1,0 +1,492 @@
+// Attention backward on Hopper's tensor cores: bf16, head width 64, causal, document masks. The scheme is that of attention_flash_backward:
+// one kernel owns queries and writes dQ, one owns keys and writes dK and dV, so the result is the same in every run. What is new: a
+// warpgroup owns 64 rows, P and dS go from product to product in registers, and every other factor is read from tiles in shared memory.
+//   P = exp(scale·QKᵀ - lse)   dV = Pᵀ·dO   dS = P∘(dO·Vᵀ - delta)   dQ = scale·dS·K   dK = scale·dSᵀ·Q
+#include <cudaTypedefs.h>
+
+#include <cstdlib>
+
+#include "ops/attention/attention.cuh"
+#include "ops/attention/wgmma.cuh"
+
+namespace bhyt::cuda {
+
+namespace wgmma {
+namespace {
+
+using flash::Call;
+using flash::exp2_fast;
+using flash::kLog2e;
+using flash::lane;
+
+struct Maps {
+  CUtensorMap qkv, dout;
+};
+
+// What the kernels need of every query, in the order in which the key kernel streams it: for each head, 64 queries at a time, lse (for
+// exponentials of base 2), delta, and with documents `first`. Positions past the end have zeros, so that they add nothing.
+constexpr int kPlanes = 3, kStatThreads = 256, kLanes = 8;
+__host__ __device__ __forceinline__ int tiles_of(int seq) { return (seq + kRows - 1) / kRows; }
+__device__ __forceinline__ float* stats_of(const Call& a, int b, int h, int tile) {
+  return a.delta + ((static_cast<std::int64_t>(b) * a.heads + h) * tiles_of(a.seq) + tile) * (kPlanes * kRows);
+}
+
+__global__ void stats_kernel(const Call a) {
+  const std::int64_t padded = static_cast<std::int64_t>(tiles_of(a.seq)) * kRows, rows = a.batch * padded * a.heads;
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * (kStatThreads / kLanes) + threadIdx.x / kLanes;
+  const std::int64_t row = min(i, rows - 1), n = row / a.heads;
+  const int h = static_cast<int>(row % a.heads), b = static_cast<int>(n / padded), t = static_cast<int>(n % padded);
+  const std::int64_t at = static_cast<std::int64_t>(b) * a.seq + min(t, a.seq - 1), column = h * 64 + threadIdx.x % kLanes * 8;
+  float o[8], g[8], sum = 0;
+  Vec<bf16>::load(a.out + at * a.ld_out + column, o);
+  Vec<bf16>::load(a.dout + at * a.ld_dout + column, g);
+#pragma unroll
+  for (int k = 0; k < 8; ++k) sum += o[k] * g[k];
+#pragma unroll
+  for (int k = kLanes / 2; k > 0; k >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, k);
+  if (i >= rows || threadIdx.x % kLanes != 0) return;
+  const bool real = t < a.seq;
+  float* to = stats_of(a, b, h, t / kRows) + t % kRows;
+  to[0] = real ? a.lse[(static_cast<std::int64_t>(b) * a.heads + h) * a.seq + t] * kLog2e : 0;
+  to[kRows] = real ? sum : 0;
+  if (a.first) reinterpret_cast<std::int32_t*>(to)[2 * kRows] = a.first[at];
+}
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+template <class S, bool Documents>
+__device__ __forceinline__ void own_queries(const Call& a, const Maps& maps) {
+  extern __shared__ __align__(1024) char room[];
+  const unsigned base = flash::shared_address(room);
+  const Ring<S> ring{base + S::kBarriers};
+  // The last queries see the most keys: they begin first.
+  const int q0 = static_cast<int>(gridDim.y - 1 - blockIdx.y) * S::kOwned;
+  const int h = blockIdx.x, b = blockIdx.z, kv = h / (a.heads / a.kv_heads);
+  const std::int32_t* first = Documents ? a.first + static_cast<std::int64_t>(b) * a.seq : nullptr;
+  const int warp = flash::warp_index(), group = warp / 4, r0 = q0 + group * kRows;  // the warpgroup's queries
+  const int begin = Documents ? first[q0] / kRows : 0, end = (min(q0 + S::kOwned, a.seq) - 1) / kRows + 1;
+  const int steps = end - begin, mine = min(r0 / kRows + 1, end) - begin;
+  const bool loads = warp == S::kGroups * 4 - 4 && lane() == 0;  // of the last warpgroup, which sees all tiles
+  const auto load_keys = [&](int step) {
+    if (step >= steps) return;
+    ring.claim(step);
+    const unsigned to = base + S::kStream + step % S::kStages * 2 * kTile, full = ring.full(step);
+    barrier_arrive(full, 2 * kTile);
+    load_tile(to, maps.qkv, (a.heads + kv) * 64, (begin + step) * kRows, b, full);
+    load_tile(to + kTile, maps.qkv, (a.heads + a.kv_heads + kv) * 64, (begin + step) * kRows, b, full);
+  };
+  if (loads) ring.init();
+  __syncthreads();
+  if (loads) {
+    barrier_arrive(ring.owned(), 2 * S::kGroups * kTile);
+    for (int g = 0; g < S::kGroups; ++g) {
+      load_tile(base + 2 * g * kTile, maps.qkv, h * 64, q0 + g * kRows, b, ring.owned());
+      load_tile(base + (2 * g + 1) * kTile, maps.dout, h * 64, q0 + g * kRows, b, ring.owned());
+    }
+    for (int step = 0; step < S::kLead; ++step) load_keys(step);
+  }
+  __syncwarp();
+
+  const float c = a.scale * kLog2e;
+  float lse[2], delta[2];
+  int position[2], from[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    position[r] = r0 + warp % 4 * 16 + 8 * r + lane() / 4;
+    const int t = min(position[r], a.seq - 1);
+    const float* stats = stats_of(a, b, h, t / kRows) + t % kRows;
+    lse[r] = stats[0], delta[r] = stats[kRows], from[r] = Documents ? first[t] : 0;
+  }
+  // Tiles before this one are not seen whole by all queries of the warpgroup.
+  const int whole = Documents ? (first[min(r0 + kRows, a.seq) - 1] + kRows - 1) / kRows : 0;
+  const std::uint64_t q = descriptor(base + 2 * group * kTile), g = descriptor(base + (2 * group + 1) * kTile);
+  const auto keys = [&](int step) { return descriptor(base + S::kStream + step % S::kStages * 2 * kTile); };
+  const auto values = [&](int step) { return descriptor(base + S::kStream + step % S::kStages * 2 * kTile + kTile); };
+
+  Block s, ds, dq;
+  flash::clear(dq), flash::clear(ds);
+  const auto exponentials = [&](Block& p, int step) {
+    const int tile = begin + step;
+    if (tile * kRows == r0 || (Documents && tile < whole)) {
+#pragma unroll
+      for (int n = 0; n < 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int at = tile * kRows + 8 * n + lane() % 4 * 2 + i % 2;
+          if (at > position[i / 2] || at < from[i / 2]) s[0][n][i] = -INFINITY;
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) p[0][n][i] = exp2_fast(fmaf(s[0][n][i], c, -lse[i / 2]));
+  };
+  const auto gradient = [&](const Block& p) {
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) ds[0][n][i] = p[0][n][i] * (ds[0][n][i] - delta[i / 2]);
+    return Left(ds);
+  };
+  barrier_wait(ring.owned(), 0);
+  Left left(ds);  // dS of the step before: its product with the keys waits for this step's, so that there is always one under way
+  if constexpr (S::kAhead) {
+    ring.wait(0);
+    fence();
+    multiply_rows(s, q, keys(0));
+    commit();
+    wait<0>();
+    pin(s);
+    // Products within a branch would run one at a time: the first step and the last one have their own code.
+    const auto take = [&](int step, auto is_first, auto is_last) {
+      constexpr bool kFirst = decltype(is_first)::value, kLast = decltype(is_last)::value;
+      if (loads) load_keys(step + S::kLead);
+      __syncwarp();
+      pin(left);
+      fence();
+      multiply_rows(ds, g, values(step));
+      if constexpr (!kFirst) multiply_columns(dq, left, keys(step - 1));
+      commit();
+      Block p;
+      exponentials(p, step);
+      pin(p);
+      if constexpr (!kLast) {
+        ring.wait(step + 1);
+        fence();
+        multiply_rows(s, q, keys(step + 1));
+        commit();
+        wait<1>();
+      } else {
+        wait<0>();
+      }
+      pin(ds), pin(left);
+      if constexpr (!kFirst) ring.release(step - 1);
+      left = gradient(p);
+      if constexpr (!kLast) {
+        wait<0>();
+        pin(s);
+      }
+    };
+    constexpr std::true_type yes;
+    constexpr std::false_type no;
+    if (mine == 1) {
+      take(0, yes, yes);
+    } else {
+      take(0, yes, no);
+      for (int step = 1; step + 1 < mine; ++step) take(step, no, no);
+      take(mine - 1, no, yes);
+    }
+    pin(left);
+    fence();
+    multiply_columns(dq, left, keys(mine - 1));
+    commit();
+  } else {
+    for (int step = 0; step < mine; ++step) {
+      if (loads) load_keys(step + S::kLead);
+      __syncwarp();
+      ring.wait(step);
+      fence();
+      multiply_rows(s, q, keys(step));
+      commit();
+      multiply_rows(ds, g, values(step));
+      commit();
+      wait<1>();
+      pin(s);
+      exponentials(s, step);
+      wait<0>();
+      pin(ds);
+      left = gradient(s);
+      pin(left);
+      fence();
+      multiply_columns(dq, left, keys(step));
+      commit();
+      wait<0>();
+      pin(left);
+      ring.release(step);
+    }
+  }
+  wait<0>();
+  pin(dq);
+  __syncthreads();  // nobody reads the queries any more
+  flash::scale_by(dq, a.scale);
+  bf16* to = a.dqkv + static_cast<std::int64_t>(b) * a.seq * a.ld_dqkv + static_cast<std::int64_t>(h) * 64;
+  flash::store_rows<64>(dq, room + 2 * group * kTile + warp % 4 * 16 * 128, to, a.ld_dqkv, r0 + warp % 4 * 16, a.seq);
+}
+
+// Scores are kept transposed, keys by queries; the queries of all heads of the group stream past.
+template <class S, bool Documents>
+__device__ __forceinline__ void own_keys(const Call& a, const Maps& maps) {
+  extern __shared__ __align__(1024) char room[];
+  // A warpgroup may hold the tiles of its last step while it waits for those of its next, beyond the ones it skips.
+  static_assert(!S::kAhead || S::kStages > 2 * S::kGroups);
+  constexpr int kStatBytes = (Documents ? 3 : 2) * kRows * 4;
+  const unsigned base = flash::shared_address(room);
+  const Ring<S> ring{base + S::kBarriers};
+  const int k0 = static_cast<int>(blockIdx.y) * S::kOwned, last = a.seq - 1;
+  const int kv = blockIdx.x, b = blockIdx.z, heads = a.heads / a.kv_heads;
+  const int warp = flash::warp_index(), group = warp / 4, r0 = k0 + group * kRows;  // the warpgroup's keys
+  // The queries that see some of the block's keys, in whole tiles, for each head of the group.
+  const int q_end =
+      Documents ? flash::end_of_view(a.first + static_cast<std::int64_t>(b) * a.seq, min(k0 + S::kOwned - 1, last), k0, a.seq) : a.seq;
+  const int tiles = tiles_of(q_end - k0), steps = tiles * heads;
+  const bool loads = warp == 0 && lane() == 0;  // of the first warpgroup, whose keys all tiles see
+  int load_tile_at = 0, load_head = kv * heads;
+  const auto load_queries = [&](int step) {
+    if (step >= steps) return;
+    ring.claim(step);
+    const int h = load_head, tile = k0 / kRows + load_tile_at;
+    if (++load_tile_at == tiles) load_tile_at = 0, ++load_head;
+    const unsigned to = base + S::kStream + step % S::kStages * 2 * kTile, full = ring.full(step);
+    barrier_arrive(full, 2 * kTile + kStatBytes);
+    load_tile(to, maps.qkv, h * 64, tile * kRows, b, full);
+    load_tile(to + kTile, maps.dout, h * 64, tile * kRows, b, full);
+    load_bytes(base + S::kStats + step % S::kStages * S::kStat, stats_of(a, b, h, tile), kStatBytes, full);
+  };
+  if (loads) ring.init();
+  __syncthreads();
+  if (loads) {
+    barrier_arrive(ring.owned(), 2 * S::kGroups * kTile);
+    for (int g = 0; g < S::kGroups; ++g) {
+      load_tile(base + 2 * g * kTile, maps.qkv, (a.heads + kv) * 64, k0 + g * kRows, b, ring.owned());
+      load_tile(base + (2 * g + 1) * kTile, maps.qkv, (a.heads + a.kv_heads + kv) * 64, k0 + g * kRows, b, ring.owned());
+    }
+    for (int step = 0; step < S::kLead; ++step) load_queries(step);
+  }
+  __syncwarp();
+
+  const float c = a.scale * kLog2e;
+  const std::uint64_t k = descriptor(base + 2 * group * kTile), v = descriptor(base + (2 * group + 1) * kTile);
+  const auto queries = [&](int step) { return descriptor(base + S::kStream + step % S::kStages * 2 * kTile); };
+  const auto douts = [&](int step) { return descriptor(base + S::kStream + step % S::kStages * 2 * kTile + kTile); };
+  const auto stats = [&](int step) {
+    return reinterpret_cast<const float*>(room + S::kStats + step % S::kStages * S::kStat) + lane() % 4 * 2;
+  };
+  // The step after this one that has queries from the warpgroup's first key on, and its place among the tiles of its head.
+  int place = -1;
+  const auto step_after = [&](int step) {
+    for (;;) {
+      ++step;
+      if (++place == tiles) place = 0;
+      if (step >= steps || place >= group) return step;
+      ring.wait(step);
+      ring.release(step);
+    }
+  };
+
+  Block s, ds, dk, dv;
+  flash::clear(dk), flash::clear(dv), flash::clear(ds);
+  const auto exponentials = [&](Block& p, int step, bool diagonal) {
+    const float* stat = stats(step);
+    const std::int32_t* first = reinterpret_cast<const std::int32_t*>(stat) + 2 * kRows;
+    const int row = warp % 4 * 16 + lane() / 4, column = lane() % 4 * 2;
+    if (diagonal) {
+#pragma unroll
+      for (int n = 0; n < 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          if (row + i / 2 * 8 > 8 * n + column + i % 2) s[0][n][i] = -INFINITY;
+    }
+    if (Documents && first[kRows - 1 - column] > r0) {
+#pragma unroll
+      for (int n = 0; n < 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          if (r0 + row + i / 2 * 8 < first[8 * n + i % 2]) s[0][n][i] = -INFINITY;
+    }
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const float2 lse = *reinterpret_cast<const float2*>(stat + 8 * n);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) p[0][n][i] = exp2_fast(fmaf(s[0][n][i], c, i % 2 == 0 ? -lse.x : -lse.y));
+    }
+  };
+  const auto gradient = [&](const Block& p, int step) {
+    const float* stat = stats(step) + kRows;
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const float2 delta = *reinterpret_cast<const float2*>(stat + 8 * n);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) ds[0][n][i] = p[0][n][i] * (ds[0][n][i] - (i % 2 == 0 ? delta.x : delta.y));
+    }
+    return Left(ds);
+  };
+  barrier_wait(ring.owned(), 0);
+  int step = step_after(-1), before = step;
+  Left left(ds);  // dSᵀ of the step before
+  if constexpr (S::kAhead) {
+    if (step < steps) {
+      ring.wait(step);
+      fence();
+      multiply_rows(s, k, queries(step));
+      commit();
+      wait<0>();
+      pin(s);
+    }
+    while (step < steps) {
+      if (loads) load_queries(step + S::kLead);
+      __syncwarp();
+      const bool diagonal = place == group;
+      const int after = step_after(step), next = after < steps ? after : step;
+      pin(left);
+      fence();
+      multiply_rows(ds, v, douts(step));
+      multiply_columns(dk, left, queries(before));
+      commit();
+      Block p;
+      exponentials(p, step, diagonal);
+      Left left_p(p);
+      pin(left_p), pin(p);
+      ring.wait(next);
+      fence();
+      multiply_columns(dv, left_p, douts(step));
+      multiply_rows(s, k, queries(next));
+      commit();
+      wait<1>();
+      pin(ds), pin(left);
+      if (before != step) ring.release(before);
+      left = gradient(p, step);
+      wait<0>();
+      pin(s), pin(left_p);
+      before = step, step = after;
+    }
+    pin(left);
+    fence();
+    multiply_columns(dk, left, queries(before));
+    commit();
+  } else {
+    while (step < steps) {
+      if (loads) load_queries(step + S::kLead);
+      __syncwarp();
+      ring.wait(step);
+      fence();
+      multiply_rows(s, k, queries(step));
+      commit();
+      multiply_rows(ds, v, douts(step));
+      commit();
+      wait<1>();
+      pin(s);
+      exponentials(s, step, place == group);
+      Left left_p(s);
+      pin(left_p);
+      fence();
+      multiply_columns(dv, left_p, douts(step));
+      commit();
+      wait<1>();
+      pin(ds);
+      left = gradient(s, step);
+      pin(left);
+      fence();
+      multiply_columns(dk, left, queries(step));
+      commit();
+      wait<0>();
+      pin(left), pin(left_p);
+      ring.release(step);
+      step = step_after(step);
+    }
+  }
+  wait<0>();
+  pin(dk), pin(dv);
+  __syncthreads();  // nobody reads the keys any more
+  flash::scale_by(dk, a.scale);
+  char* through = room + 2 * group * kTile + warp % 4 * 16 * 128;
+  bf16* to = a.dqkv + static_cast<std::int64_t>(b) * a.seq * a.ld_dqkv + static_cast<std::int64_t>(a.heads + kv) * 64;
+  flash::store_rows<64>(dk, through, to, a.ld_dqkv, r0 + warp % 4 * 16, a.seq);
+  flash::store_rows<64>(dv, through + kTile, to + static_cast<std::int64_t>(a.kv_heads) * 64, a.ld_dqkv, r0 + warp % 4 * 16, a.seq);
+}
+
+#endif
+
+template <class S, bool Documents>
+__global__ void __launch_bounds__(S::kThreads, S::kBlocks) query_kernel(const Call a, const __grid_constant__ Maps maps) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  own_queries<S, Documents>(a, maps);
+#endif
+}
+template <class S, bool Documents>
+__global__ void __launch_bounds__(S::kThreads, S::kBlocks) key_kernel(const Call a, const __grid_constant__ Maps maps) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  own_keys<S, Documents>(a, maps);
+#endif
+}
+
+// Whether this device runs the code compiled for Hopper: elsewhere the kernels are empty.
+bool here() {
+  static const bool is = [] {
+    cudaFuncAttributes f{};
+    BHYT_CUDA(cudaFuncGetAttributes(&f, query_kernel<Shape<2, 2, 4, false>, false>));
+    return f.ptxVersion == 90 && f.binaryVersion == 90;
+  }();
+  return is;
+}
+
+// Null: the driver has none.
+PFN_cuTensorMapEncodeTiled_v12000 encoder() {
+  static const auto f = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    BHYT_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result));
+    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(result == cudaDriverEntryPointSuccess ? found : nullptr);
+  }();
+  return f;
+}
+
+// Tiles of a matrix of `columns` columns; rows past the end of a sequence read as zeros.
+bool make_map(CUtensorMap& map, const bf16* matrix, std::int64_t columns, std::int64_t ld, const Call& a) {
+  const auto n = [](std::int64_t i) { return static_cast<cuuint64_t>(i); };
+  const cuuint64_t sizes[3] = {n(columns), n(a.seq), n(a.batch)}, distances[2] = {n(ld * 2), n(ld * 2 * a.seq)};
+  const cuuint32_t box[3] = {64, kRows, 1}, every[3] = {1, 1, 1};
+  return encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<bf16*>(matrix), sizes, distances, box, every,
+                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+template <class S, class Kernel>
+void launch(Kernel kernel, int heads, const Call& call, const Maps& maps) {
+  BHYT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes));
+  const dim3 grid(static_cast<unsigned>(heads), blocks_for(call.seq, S::kOwned), static_cast<unsigned>(call.batch));
+  kernel<<<grid, S::kThreads, S::kBytes, stream()>>>(call, maps);
+}
+template <class S>
+void launch_queries(const Call& call, const Maps& maps) {
+  launch<S>(call.first ? query_kernel<S, true> : query_kernel<S, false>, call.heads, call, maps);
+}
+template <class S>
+void launch_keys(const Call& call, const Maps& maps) {
+  launch<S>(call.first ? key_kernel<S, true> : key_kernel<S, false>, call.kv_heads, call, maps);
+}
+
+void backward(const Call& call, const Maps& maps) {
+  const std::int64_t rows = static_cast<std::int64_t>(call.batch) * tiles_of(call.seq) * kRows * call.heads;
+  stats_kernel<<<blocks_for(rows, kStatThreads / kLanes), kStatThreads, 0, stream()>>>(call);
+  const char* text = std::getenv("BHYT_HOPPER");  // for timing only
+  const char q = text ? text[0] : '0', k = text ? text[1] : '0';
+  if (q == '0') launch_queries<Shape<2, 2, 4, false>>(call, maps);
+  if (q == '1') launch_queries<Shape<3, 1, 5, true>>(call, maps);
+  if (q == '2') launch_queries<Shape<2, 1, 6, true>>(call, maps);
+  if (q == '3') launch_queries<Shape<1, 3, 3, true>>(call, maps);
+  if (k == '0') launch_keys<Shape<3, 1, 5, false>>(call, maps);
+  if (k == '1') launch_keys<Shape<2, 1, 6, true>>(call, maps);
+  if (k == '2') launch_keys<Shape<1, 3, 3, false>>(call, maps);
+  if (k == '3') launch_keys<Shape<1, 2, 4, true>>(call, maps);
+}
+
+}  // namespace
+}  // namespace wgmma
+
+bool attention_hopper_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
+                               const Tensor& dqkv, const AttentionShape& s) {
+  if (s.head_dim != 64 || !flash::takes(s, qkv, out) || !flash::takes(s, dqkv, dout) || !wgmma::here() || !wgmma::encoder()) return false;
+  flash::Call call = flash::call_of(s, qkv, out, lse, first);
+  call.dout = dout.as<bf16>(), call.ld_dout = static_cast<int>(dout.ld);
+  call.dqkv = dqkv.as<bf16>(), call.ld_dqkv = static_cast<int>(dqkv.ld);
+  wgmma::Maps maps;
+  if (!wgmma::make_map(maps.qkv, call.qkv, qkv.cols(), qkv.ld, call) || !wgmma::make_map(maps.dout, call.dout, dout.cols(), dout.ld, call))
+    return false;
+  const std::int64_t stats = s.batch * s.heads * wgmma::tiles_of(call.seq) * wgmma::kPlanes * wgmma::kRows;
+  call.delta = static_cast<float*>(scratch(static_cast<std::size_t>(stats) * sizeof(float)));
+  wgmma::backward(call, maps);
+  check_launch("attention_hopper_backward");
+  return true;
+}
+
+}  // namespace bhyt::cuda

@@ -1,0 +1,159 @@
+// Building blocks of attention on Hopper's tensor cores (sm_90a), head width 64: tiles of 64×64 bf16 that the tensor memory accelerator
+// brings to shared memory, barriers that count their bytes, and products of a warpgroup (four warps), which read tiles by themselves.
+// A tile has the layout of flash::place<64>, which the hardware calls 128-byte swizzle, and begins at a multiple of 1024 bytes. The
+// fragments of warp w are those of mma.m16n8k16 (flash.cuh) for rows 16·w … 16·w+15.
+#pragma once
+
+#include <cuda.h>
+
+#include "ops/attention/flash.cuh"
+
+namespace bhyt::cuda::wgmma {
+
+constexpr int kRows = 64, kTile = kRows * 64 * 2;
+
+// 64 rows by 64 columns: this warp's 16 rows, as eight fragments.
+using Block = float[1][8][4];
+using Left = flash::Packed<1, 8>;
+
+// A block: Groups warpgroups that share the stream of tiles, of which Stages are in shared memory; Blocks of them run on one
+// multiprocessor. Ahead: the scores of the next tile are computed while this one's go through the exponential.
+template <int Groups, int Blocks, int Stages, bool Ahead>
+struct Shape {
+  static constexpr int kGroups = Groups, kThreads = 128 * Groups, kBlocks = Blocks, kStages = Stages;
+  static constexpr bool kAhead = Ahead;
+  static constexpr int kOwned = kRows * Groups;
+  static constexpr int kLead = Stages - 2;         // how many steps before its use a tile is asked for
+  static_assert(Stages >= 3 && Stages >= Groups);  // fewer would wait for each other for ever
+  // Shared memory: owned tiles, two for each warpgroup; the stages, two tiles each; their statistics; the barriers.
+  static constexpr int kStream = 2 * Groups * kTile, kStats = kStream + 2 * Stages * kTile, kStat = 1024;
+  static constexpr int kBarriers = kStats + Stages * kStat, kBytes = kBarriers + 8 * (2 * Stages + 1);
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// A barrier lets a phase pass when `count` arrivals and all announced bytes have come; phases alternate between parities 0 and 1.
+__device__ __forceinline__ void barrier_init(unsigned barrier, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+// What one thread initialized is there for the accelerator too; the block's other threads see it after a __syncthreads.
+__device__ __forceinline__ void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void barrier_arrive(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(unsigned barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(unsigned barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// Begins to bring a tile: 64 columns from `column` on of rows row … row+63 of sequence b; zeros for rows past its end.
+__device__ __forceinline__ void load_tile(unsigned tile, const CUtensorMap& map, int column, int row, int b, unsigned barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(tile),
+      "l"(&map), "r"(column), "r"(row), "r"(b), "r"(barrier)
+      : "memory");
+}
+// The same for a piece of memory; everything is a multiple of 16 bytes.
+__device__ __forceinline__ void load_bytes(unsigned to, const void* from, int bytes, unsigned barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes),
+               "r"(barrier)
+               : "memory");
+}
+
+// How the tensor core finds a tile: address and the distance of groups of eight rows (1024 bytes), in 16 bytes; 128-byte swizzle.
+__device__ __forceinline__ std::uint64_t descriptor(unsigned tile) {
+  return (std::uint64_t{1} << 62) | (std::uint64_t{1024 >> 4} << 32) | (std::uint64_t{1} << 16) | ((tile & 0x3FFFF) >> 4);
+}
+
+// Before products that use registers written since the last ones.
+__device__ __forceinline__ void fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// Closes a group of products; products run in the order of their groups.
+__device__ __forceinline__ void commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Until at most `Pending` groups are under way.
+template <int Pending>
+__device__ __forceinline__ void wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+}
+// Keeps the compiler from moving uses of registers across the calls around this one.
+__device__ __forceinline__ void pin(Block& c) {
+#pragma unroll
+  for (int n = 0; n < 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(c[0][n][i])::"memory");
+}
+__device__ __forceinline__ void pin(Left& p) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(p.a[k][0][i])::"memory");
+}
+
+#define BHYT_FRAGMENT(how, n) how(c[0][n][0]), how(c[0][n][1]), how(c[0][n][2]), how(c[0][n][3])
+#define BHYT_BLOCK(how)                                                                                              \
+  BHYT_FRAGMENT(how, 0), BHYT_FRAGMENT(how, 1), BHYT_FRAGMENT(how, 2), BHYT_FRAGMENT(how, 3), BHYT_FRAGMENT(how, 4), \
+      BHYT_FRAGMENT(how, 5), BHYT_FRAGMENT(how, 6), BHYT_FRAGMENT(how, 7)
+#define BHYT_PRODUCT(add)                                                                                 \
+  "{\n.reg .pred add;\nsetp.ne.b32 add, " add                                                             \
+  ", 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "                                           \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
+  "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+
+// c = a · bᵀ over the columns of both tiles.
+__device__ __forceinline__ void multiply_rows(Block& c, std::uint64_t a, std::uint64_t b) {
+  asm volatile(BHYT_PRODUCT("0") "%32, %33, add, 1, 1, 0, 0;\n}" : BHYT_BLOCK("=f") : "l"(a), "l"(b));
+#pragma unroll
+  for (int k = 1; k < 4; ++k)  // 16 columns: 32 bytes
+    asm volatile(BHYT_PRODUCT("1") "%32, %33, add, 1, 1, 0, 0;\n}" : BHYT_BLOCK("+f") : "l"(a + 2 * k), "l"(b + 2 * k));
+}
+
+// c += p · b over the rows of the tile.
+__device__ __forceinline__ void multiply_columns(Block& c, const Left& p, std::uint64_t b) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k)  // 16 rows: 2048 bytes
+    asm volatile(BHYT_PRODUCT("1") "{%32, %33, %34, %35}, %36, add, 1, 1, 1;\n}"
+                 : BHYT_BLOCK("+f")
+                 : "r"(p.a[k][0][0]), "r"(p.a[k][0][1]), "r"(p.a[k][0][2]), "r"(p.a[k][0][3]), "l"(b + 128 * k));
+}
+
+#undef BHYT_PRODUCT
+#undef BHYT_BLOCK
+#undef BHYT_FRAGMENT
+
+// The stages, filled by one thread and freed by all warps.
+template <class S>
+struct Ring {
+  unsigned barriers;
+  __device__ __forceinline__ unsigned full(int step) const { return barriers + 8 * (step % S::kStages); }
+  __device__ __forceinline__ unsigned empty(int step) const { return barriers + 8 * (S::kStages + step % S::kStages); }
+  __device__ __forceinline__ unsigned owned() const { return barriers + 16 * S::kStages; }
+  __device__ __forceinline__ void init() const {
+    for (int i = 0; i < S::kStages; ++i) barrier_init(full(i), 1), barrier_init(empty(i), 4 * S::kGroups);
+    barrier_init(owned(), 1);
+    barriers_ready();
+  }
+  // Until the step's tiles are there.
+  __device__ __forceinline__ void wait(int step) const { barrier_wait(full(step), step / S::kStages % 2); }
+  // This warp has read the step's tiles.
+  __device__ __forceinline__ void release(int step) const {
+    __syncwarp();
+    if (flash::lane() == 0) barrier_arrive(empty(step));
+  }
+  // For the filling thread: until all have read what lies where the step's tiles go.
+  __device__ __forceinline__ void claim(int step) const {
+    if (step >= S::kStages) barrier_wait(empty(step), (step / S::kStages + 1) % 2);
+  }
+};
+
+#endif
+
+}  // namespace bhyt::cuda::wgmma
