@@ -23,36 +23,49 @@ struct Maps {
   CUtensorMap qkv, dout;
 };
 
-// What the kernels need of every query, in the order in which the key kernel streams it: for each head, 64 queries at a time, lse (for
+// What the key kernel needs of every query, in the order in which it streams them: for each head, 64 queries at a time, lse (for
 // exponentials of base 2), delta, and with documents `first`. Positions past the end have zeros, so that they add nothing.
-constexpr int kPlanes = 3, kStatThreads = 256, kLanes = 8;
+constexpr int kPlanes = 3;
 __host__ __device__ __forceinline__ int tiles_of(int seq) { return (seq + kRows - 1) / kRows; }
 __device__ __forceinline__ float* stats_of(const Call& a, int b, int h, int tile) {
   return a.delta + ((static_cast<std::int64_t>(b) * a.heads + h) * tiles_of(a.seq) + tile) * (kPlanes * kRows);
 }
 
-__global__ void stats_kernel(const Call a) {
-  const std::int64_t padded = static_cast<std::int64_t>(tiles_of(a.seq)) * kRows, rows = a.batch * padded * a.heads;
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * (kStatThreads / kLanes) + threadIdx.x / kLanes;
-  const std::int64_t row = min(i, rows - 1), n = row / a.heads;
-  const int h = static_cast<int>(row % a.heads), b = static_cast<int>(n / padded), t = static_cast<int>(n % padded);
-  const std::int64_t at = static_cast<std::int64_t>(b) * a.seq + min(t, a.seq - 1), column = h * 64 + threadIdx.x % kLanes * 8;
-  float o[8], g[8], sum = 0;
-  Vec<bf16>::load(a.out + at * a.ld_out + column, o);
-  Vec<bf16>::load(a.dout + at * a.ld_dout + column, g);
-#pragma unroll
-  for (int k = 0; k < 8; ++k) sum += o[k] * g[k];
-#pragma unroll
-  for (int k = kLanes / 2; k > 0; k >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, k);
-  if (i >= rows || threadIdx.x % kLanes != 0) return;
-  const bool real = t < a.seq;
-  float* to = stats_of(a, b, h, t / kRows) + t % kRows;
-  to[0] = real ? a.lse[(static_cast<std::int64_t>(b) * a.heads + h) * a.seq + t] * kLog2e : 0;
-  to[kRows] = real ? sum : 0;
-  if (a.first) reinterpret_cast<std::int32_t*>(to)[2 * kRows] = a.first[at];
-}
-
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// Of a warp's 16 queries from `begin` on: their rows of the output, asked for early, and delta, once dO is in its tile.
+struct Deltas {
+  uint4 out[4];  // of query 4·i + lane/8, the chunk lane % 8
+
+  __device__ __forceinline__ Deltas(const Call& a, int b, int h, int begin) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const std::int64_t row = static_cast<std::int64_t>(b) * a.seq + min(begin + 4 * i + lane() / 8, a.seq - 1);
+      out[i] = *reinterpret_cast<const uint4*>(a.out + row * a.ld_out + h * 64 + lane() % 8 * 8);
+    }
+  }
+  // Of the queries lane/4 and lane/4 + 8. tile: the warp's rows of dO.
+  __device__ __forceinline__ void operator()(const char* tile, float (&delta)[2]) const {
+    float sums[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float o[8], g[8], sum = 0;
+      Vec<bf16>::unpack(out[i], o);
+      Vec<bf16>::unpack(*reinterpret_cast<const uint4*>(tile + flash::place<64>(4 * i + lane() / 8, lane() % 8)), g);
+#pragma unroll
+      for (int k = 0; k < 8; ++k) sum += o[k] * g[k];
+#pragma unroll
+      for (int k = 4; k > 0; k >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, k);
+      sums[i] = sum;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float low = __shfl_sync(0xffffffffu, sums[2 * r], lane() / 4 % 4 * 8);
+      const float high = __shfl_sync(0xffffffffu, sums[2 * r + 1], lane() / 4 % 4 * 8);
+      delta[r] = lane() < 16 ? low : high;
+    }
+  }
+};
 
 template <class S, bool Documents>
 __device__ __forceinline__ void own_queries(const Call& a, const Maps& maps) {
@@ -88,14 +101,14 @@ __device__ __forceinline__ void own_queries(const Call& a, const Maps& maps) {
   __syncwarp();
 
   const float c = a.scale * kLog2e;
+  const int w0 = r0 + warp % 4 * 16;  // the warp's queries
+  const Deltas deltas(a, b, h, w0);
   float lse[2], delta[2];
-  int position[2], from[2];
+  int from[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    position[r] = r0 + warp % 4 * 16 + 8 * r + lane() / 4;
-    const int t = min(position[r], a.seq - 1);
-    const float* stats = stats_of(a, b, h, t / kRows) + t % kRows;
-    lse[r] = stats[0], delta[r] = stats[kRows], from[r] = Documents ? first[t] : 0;
+    const int t = min(w0 + 8 * r + lane() / 4, a.seq - 1);
+    lse[r] = a.lse[(static_cast<std::int64_t>(b) * a.heads + h) * a.seq + t] * kLog2e, from[r] = Documents ? first[t] : 0;
   }
   // Tiles before this one are not seen whole by all queries of the warpgroup.
   const int whole = Documents ? (first[min(r0 + kRows, a.seq) - 1] + kRows - 1) / kRows : 0;
@@ -104,7 +117,6 @@ __device__ __forceinline__ void own_queries(const Call& a, const Maps& maps) {
   const auto values = [&](int step) { return descriptor(base + S::kStream + step % S::kStages * 2 * kTile + kTile); };
 
   Block s, ds, dq;
-  flash::clear(dq), flash::clear(ds);
   const auto exponentials = [&](Block& p, int step) {
     const int tile = begin + step;
     if (tile * kRows == r0 || (Documents && tile < whole)) {
@@ -112,8 +124,8 @@ __device__ __forceinline__ void own_queries(const Call& a, const Maps& maps) {
       for (int n = 0; n < 8; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int at = tile * kRows + 8 * n + lane() % 4 * 2 + i % 2;
-          if (at > position[i / 2] || at < from[i / 2]) s[0][n][i] = -INFINITY;
+          const int at = tile * kRows + 8 * n + lane() % 4 * 2 + i % 2, position = w0 + 8 * (i / 2) + lane() / 4;
+          if (at > position || (Documents && at < from[i / 2])) s[0][n][i] = -INFINITY;
         }
     }
 #pragma unroll
@@ -129,6 +141,17 @@ __device__ __forceinline__ void own_queries(const Call& a, const Maps& maps) {
     return Left(ds);
   };
   barrier_wait(ring.owned(), 0);
+  deltas(room + (2 * group + 1) * kTile + warp % 4 * 16 * 128, delta);
+  if (lane() % 4 == 0 && r0 < a.seq) {
+    float* stats = stats_of(a, b, h, r0 / kRows) + w0 - r0 + lane() / 4;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const bool real = w0 + 8 * r + lane() / 4 < a.seq;
+      stats[8 * r] = real ? lse[r] : 0, stats[8 * r + kRows] = real ? delta[r] : 0;
+      if (Documents) reinterpret_cast<std::int32_t*>(stats)[8 * r + 2 * kRows] = from[r];
+    }
+  }
+  flash::clear(dq), flash::clear(ds);
   Left left(ds);  // dS of the step before: its product with the keys waits for this step's, so that there is always one under way
   if constexpr (S::kAhead) {
     ring.wait(0);
@@ -210,7 +233,7 @@ __device__ __forceinline__ void own_queries(const Call& a, const Maps& maps) {
   __syncthreads();  // nobody reads the queries any more
   flash::scale_by(dq, a.scale);
   bf16* to = a.dqkv + static_cast<std::int64_t>(b) * a.seq * a.ld_dqkv + static_cast<std::int64_t>(h) * 64;
-  flash::store_rows<64>(dq, room + 2 * group * kTile + warp % 4 * 16 * 128, to, a.ld_dqkv, r0 + warp % 4 * 16, a.seq);
+  flash::store_rows<64>(dq, room + 2 * group * kTile + warp % 4 * 16 * 128, to, a.ld_dqkv, w0, a.seq);
 }
 
 // Scores are kept transposed, keys by queries; the queries of all heads of the group stream past.
@@ -456,8 +479,6 @@ void launch_keys(const Call& call, const Maps& maps) {
 }
 
 void backward(const Call& call, const Maps& maps) {
-  const std::int64_t rows = static_cast<std::int64_t>(call.batch) * tiles_of(call.seq) * kRows * call.heads;
-  stats_kernel<<<blocks_for(rows, kStatThreads / kLanes), kStatThreads, 0, stream()>>>(call);
   const char* text = std::getenv("BHYT_HOPPER");  // for timing only
   const char q = text ? text[0] : '0', k = text ? text[1] : '0';
   if (q == '0') launch_queries<Shape<2, 2, 4, false>>(call, maps);
