@@ -349,7 +349,7 @@ __device__ __forceinline__ void own_keys(const Call& a, const Maps& maps) {
       if (loads) load_queries(step + S::kLead);
       __syncwarp();
       const bool diagonal = place == group;
-      const int after = step_after(step), next = after < steps ? after : step;
+      const int after = __shfl_sync(0xffffffffu, step_after(step), 0), next = after < steps ? after : step;
       pin(left);
       fence();
       multiply_rows(ds, v, douts(step));
@@ -482,11 +482,11 @@ void backward(const Call& call, const Maps& maps) {
   const char* text = std::getenv("BHYT_HOPPER");  // for timing only
   const char q = text ? text[0] : '0', k = text ? text[1] : '0';
   if (q == '0') launch_queries<Shape<2, 2, 4, false>>(call, maps);
-  if (q == '1') launch_queries<Shape<3, 1, 5, true>>(call, maps);
-  if (q == '2') launch_queries<Shape<2, 1, 6, true>>(call, maps);
+  if (q == '1') launch_queries<Shape<3, 1, 4, true>>(call, maps);
+  if (q == '2') launch_queries<Shape<2, 1, 4, true>>(call, maps);
   if (q == '3') launch_queries<Shape<1, 3, 3, true>>(call, maps);
-  if (k == '0') launch_keys<Shape<3, 1, 5, false>>(call, maps);
-  if (k == '1') launch_keys<Shape<2, 1, 6, true>>(call, maps);
+  if (k == '0') launch_keys<Shape<3, 1, 4, false>>(call, maps);
+  if (k == '1') launch_keys<Shape<2, 1, 8, true>>(call, maps);
   if (k == '2') launch_keys<Shape<1, 3, 3, false>>(call, maps);
   if (k == '3') launch_keys<Shape<1, 2, 4, true>>(call, maps);
 }
