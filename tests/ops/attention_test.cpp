@@ -167,6 +167,36 @@ TEST(Attention, DocumentsAreSeparateSequences) {
   EXPECT_EQ(to_doubles(out), to_doubles(apart));
 }
 
+// Every element of the gradient on the GPU, where rows span many tiles, against fp32 on the CPU; and the same bits twice.
+TEST(Attention, GradientsOfManyTilesOnTheGpu) {
+  if (cuda::device_count() == 0) GTEST_SKIP() << "no GPU";
+  for (const bool documents : {false, true})
+    for (const std::int64_t seq : {449, 640}) {
+      const AttentionShape s{.batch = 2, .seq = seq, .heads = 6, .kv_heads = 2, .head_dim = 64};
+      const std::int64_t n = s.batch * seq, width = 64 * s.heads, all = 64 * (s.heads + 2 * s.kv_heads);
+      const auto qkv = to_doubles(random_tensor(DType::bf16, {n, all}, 21)), dout = to_doubles(random_tensor(DType::bf16, {n, width}, 22));
+      std::vector<double> starts;
+      for (std::int64_t i = 0; i < n; ++i) starts.push_back(i % seq < 200 ? 0.0 : i % seq < 290 ? 200.0 : 290.0);
+      const auto gradient = [&](Device device, DType type) {
+        const OwnedTensor x = make_tensor(device, type, {n, all}, qkv), g = make_tensor(device, type, {n, width}, dout),
+                          out = make_tensor(device, type, {n, width}), lse = make_tensor(device, DType::f32, {s.batch, s.heads, seq}),
+                          first = make_tensor(device, DType::i32, {s.batch, seq}, starts), dx = make_tensor(device, type, {n, all});
+        attention(x, out, lse, documents ? first.t : Tensor{}, s);
+        attention_backward(x, out, lse, documents ? first.t : Tensor{}, g, dx, s);
+        return to_doubles(dx);
+      };
+      const auto expected = gradient(Device::cpu(), DType::f32), got = gradient(Device::cuda(0), DType::bf16);
+      EXPECT_EQ(got, gradient(Device::cuda(0), DType::bf16));
+      // Roundings are small against what neighbouring elements have: an element of another tile would not be.
+      for (std::size_t i = 0; i < got.size(); i += 64) {
+        double square = 0;
+        for (std::size_t j = i; j < i + 64; ++j) square += expected[j] * expected[j] / 64;
+        for (std::size_t j = i; j < i + 64; ++j)
+          ASSERT_NEAR(got[j], expected[j], 0.25 * std::sqrt(square) + 1e-3) << "row " << j / index(all) << ", column " << j % index(all);
+      }
+    }
+}
+
 // What comes later must not reach back; a NaN must reach everything that sees it.
 TEST(Attention, SeesThePastAlone) {
   const AttentionShape s{.batch = 1, .seq = 100, .heads = 2, .kv_heads = 1, .head_dim = 16};
