@@ -20,7 +20,8 @@ bool attention_flash(const Tensor& qkv, const Tensor& out, const Tensor& lse, co
 bool attention_flash_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
                               const Tensor& dqkv, const AttentionShape& shape);
 
-// The backward on Hopper's tensor cores (sm_90a): bf16, head width 64, rows that begin at multiples of 16 bytes. False: nothing was done.
+// On Hopper's tensor cores (sm_90a): bf16, head width 64, rows that begin at multiples of 16 bytes. False: nothing was done.
+bool attention_hopper(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& shape);
 bool attention_hopper_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
                                const Tensor& dqkv, const AttentionShape& shape);
 

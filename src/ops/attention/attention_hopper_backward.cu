@@ -2,8 +2,6 @@
 // one kernel owns queries and writes dQ, one owns keys and writes dK and dV, so the result is the same in every run. What is new: a
 // warpgroup owns 64 rows, P and dS go from product to product in registers, and every other factor is read from tiles in shared memory.
 //   P = exp(scale·QKᵀ - lse)   dV = Pᵀ·dO   dS = P∘(dO·Vᵀ - delta)   dQ = scale·dS·K   dK = scale·dSᵀ·Q
-#include <cudaTypedefs.h>
-
 #include <cstdlib>
 
 #include "ops/attention/attention.cuh"
@@ -19,19 +17,15 @@ using flash::exp2_fast;
 using flash::kLog2e;
 using flash::lane;
 
-struct Maps {
-  CUtensorMap qkv, dout;
-};
-
 // What the key kernel needs of every query, in the order in which it streams them: for each head, 64 queries at a time, lse (for
 // exponentials of base 2), delta, and with documents `first`. Positions past the end have zeros, so that they add nothing.
 constexpr int kPlanes = 3;
-__host__ __device__ __forceinline__ int tiles_of(int seq) { return (seq + kRows - 1) / kRows; }
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
 __device__ __forceinline__ float* stats_of(const Call& a, int b, int h, int tile) {
   return a.delta + ((static_cast<std::int64_t>(b) * a.heads + h) * tiles_of(a.seq) + tile) * (kPlanes * kRows);
 }
-
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 // Of a warp's 16 queries from `begin` on: their rows of the output, asked for early, and delta, once dO is in its tile.
 struct Deltas {
@@ -432,43 +426,6 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks) key_kernel(const Call
 #endif
 }
 
-// Whether this device runs the code compiled for Hopper: elsewhere the kernels are empty.
-bool here() {
-  static const bool is = [] {
-    cudaFuncAttributes f{};
-    BHYT_CUDA(cudaFuncGetAttributes(&f, query_kernel<Shape<2, 2, 4, false>, false>));
-    return f.ptxVersion == 90 && f.binaryVersion == 90;
-  }();
-  return is;
-}
-
-// Null: the driver has none.
-PFN_cuTensorMapEncodeTiled_v12000 encoder() {
-  static const auto f = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    BHYT_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result));
-    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(result == cudaDriverEntryPointSuccess ? found : nullptr);
-  }();
-  return f;
-}
-
-// Tiles of a matrix of `columns` columns; rows past the end of a sequence read as zeros.
-bool make_map(CUtensorMap& map, const bf16* matrix, std::int64_t columns, std::int64_t ld, const Call& a) {
-  const auto n = [](std::int64_t i) { return static_cast<cuuint64_t>(i); };
-  const cuuint64_t sizes[3] = {n(columns), n(a.seq), n(a.batch)}, distances[2] = {n(ld * 2), n(ld * 2 * a.seq)};
-  const cuuint32_t box[3] = {64, kRows, 1}, every[3] = {1, 1, 1};
-  return encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<bf16*>(matrix), sizes, distances, box, every,
-                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-template <class S, class Kernel>
-void launch(Kernel kernel, int heads, const Call& call, const Maps& maps) {
-  BHYT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes));
-  const dim3 grid(static_cast<unsigned>(heads), blocks_for(call.seq, S::kOwned), static_cast<unsigned>(call.batch));
-  kernel<<<grid, S::kThreads, S::kBytes, stream()>>>(call, maps);
-}
 template <class S>
 void launch_queries(const Call& call, const Maps& maps) {
   launch<S>(call.first ? query_kernel<S, true> : query_kernel<S, false>, call.heads, call, maps);
@@ -496,7 +453,9 @@ void backward(const Call& call, const Maps& maps) {
 
 bool attention_hopper_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
                                const Tensor& dqkv, const AttentionShape& s) {
-  if (s.head_dim != 64 || !flash::takes(s, qkv, out) || !flash::takes(s, dqkv, dout) || !wgmma::here() || !wgmma::encoder()) return false;
+  if (s.head_dim != 64 || !flash::takes(s, qkv, out) || !flash::takes(s, dqkv, dout) ||
+      !wgmma::compiled_here(wgmma::query_kernel<wgmma::Shape<2, 2, 4, false>, false>))
+    return false;
   flash::Call call = flash::call_of(s, qkv, out, lse, first);
   call.dout = dout.as<bf16>(), call.ld_dout = static_cast<int>(dout.ld);
   call.dqkv = dqkv.as<bf16>(), call.ld_dqkv = static_cast<int>(dqkv.ld);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cuda.h>
+#include <cudaTypedefs.h>
 
 #include "ops/attention/flash.cuh"
 
@@ -30,6 +31,46 @@ struct Shape {
   static constexpr int kBarriers = kStats + Stages * kStat, kBytes = kBarriers + 8 * (2 * Stages + 1);
 };
 
+// Where kernels find the matrices; passed as they are in a kernel's parameters.
+struct Maps {
+  CUtensorMap qkv, dout;
+};
+
+__host__ __device__ __forceinline__ int tiles_of(int seq) { return (seq + kRows - 1) / kRows; }
+
+// Whether this device runs the kernel's code for Hopper: compiled for anything else, the kernels here are empty.
+template <class Kernel>
+bool compiled_here(Kernel kernel) {
+  static const bool is = [&] {
+    cudaFuncAttributes f{};
+    BHYT_CUDA(cudaFuncGetAttributes(&f, kernel));
+    return f.ptxVersion == 90 && f.binaryVersion == 90;
+  }();
+  return is;
+}
+
+// Describes a matrix of `columns` columns in tiles; rows past the end of a sequence read as zeros. False: the driver does not take it.
+inline bool make_map(CUtensorMap& map, const bf16* matrix, std::int64_t columns, std::int64_t ld, const flash::Call& a) {
+  static const auto encode = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    BHYT_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result));
+    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(result == cudaDriverEntryPointSuccess ? found : nullptr);
+  }();
+  const auto n = [](std::int64_t i) { return static_cast<cuuint64_t>(i); };
+  const cuuint64_t sizes[3] = {n(columns), n(a.seq), n(a.batch)}, distances[2] = {n(ld * 2), n(ld * 2 * a.seq)};
+  const cuuint32_t box[3] = {64, kRows, 1}, every[3] = {1, 1, 1};
+  return encode && encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<bf16*>(matrix), sizes, distances, box, every,
+                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+template <class S, class Kernel>
+void launch(Kernel kernel, int heads, const flash::Call& call, const Maps& maps) {
+  BHYT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes));
+  const dim3 grid(static_cast<unsigned>(heads), blocks_for(call.seq, S::kOwned), static_cast<unsigned>(call.batch));
+  kernel<<<grid, S::kThreads, S::kBytes, stream()>>>(call, maps);
+}
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 // A barrier lets a phase pass when `count` arrivals and all announced bytes have come; phases alternate between parities 0 and 1.
