@@ -8,8 +8,13 @@
 #include "core/dtype.h"
 
 #if defined(__x86_64__) && !defined(__CUDACC__) && !defined(BHYT_NO_CLONES)
-// One source, several instruction sets, chosen at run time. Put it on the leaf functions that hold the hot loops.
-#define BHYT_CLONES __attribute__((target_clones("arch=skylake-avx512", "arch=haswell", "default")))
+// One source, several instruction sets, chosen at run time by what the processor has (the name of a processor in their place would match
+// that one alone). Put it on the leaf functions that hold the hot loops.
+#if defined(__clang__)
+#define BHYT_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define BHYT_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#endif
 #else
 #define BHYT_CLONES
 #endif

@@ -110,7 +110,8 @@ void product_by_pieces(const Product<In, Out>& p) {
   const auto rows = [&] { return (p.m + mb - 1) / mb; };
   const auto cols = [&] { return (p.n + nb - 1) / nb; };
   // Halving the longer side keeps the pieces near squares: the least to pack for the work.
-  for (std::int64_t r = 1, c = 1; r * c < wanted && std::max(mb, nb) > kCut;) mb >= nb ? mb = piece(p.m, r *= 2) : nb = piece(p.n, c *= 2);
+  const auto by_rows = [&] { return mb >= nb || (kRowsFirst > 0 && !p.trans_a && mb > kRowsFirst); };
+  for (std::int64_t r = 1, c = 1; r * c < wanted && std::max(mb, nb) > kCut;) by_rows() ? mb = piece(p.m, r *= 2) : nb = piece(p.n, c *= 2);
   const std::int64_t across = cols();
   parallel_tasks(rows() * across, [&](std::int64_t t) { piece_product(part(p, t / across * mb, mb, t % across * nb, nb)); });
 }

@@ -130,7 +130,7 @@ void library_gemm(const Product<float, float>& p) { run(p); }
 // and the bits would depend on their number.
 std::int64_t library_pieces(std::int64_t m, std::int64_t n, std::int64_t k) {
   if (m * n * k < 2'000'000) return 1;
-  return std::max(std::min<std::int64_t>(8, m * n / (256 * 256)), m * n / (512 * 512));
+  return std::max(std::min<std::int64_t>(8, m * n / (256 * 256)), m * n / (1024 * 2048));
 }
 
 bool library_gemm_bf16(const Product<bf16, float>& p) { return run_bf16(p); }

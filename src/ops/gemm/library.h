@@ -31,9 +31,13 @@ void library_gemm(const Product<float, float>& p);
 std::int64_t library_pieces(std::int64_t m, std::int64_t n, std::int64_t k);
 #ifdef BHYT_GEMM_ONEDNN
 constexpr std::int64_t kCut = 64;  // a multiple of the tiles of AMX
+constexpr std::int64_t kRowsFirst = 256;
 #else
 constexpr std::int64_t kCut = 48;  // a multiple of the micro-tiles of every BLIS kernel
+constexpr std::int64_t kRowsFirst = 0;
 #endif
+// kRowsFirst: where a is not transposed, c is cut into rows alone down to this many (0: into squares). Such pieces of the operands lie
+// densely in memory, as oneDNN's best kernels want them.
 
 // The same with bf16 operands. False when the library or this processor has no such products: nothing was done then, and
 // cpu::gemm goes through fp32.
