@@ -52,7 +52,7 @@ BHYT_CLONES void update(bf16* value, std::uint16_t* rest, const float* gradient,
 #pragma omp simd
   for (std::int64_t i = 0; i < n; ++i) {
     const SplitFloat w = split(updated(join(value[i], rest[i]), gradient[i], m[i], v[i], decay, u));
-    value[i] = w.value;
+    value[i].bits = w.value.bits;  // the number, not the struct: GCC vectorises no copies of structs
     rest[i] = w.rest;
   }
 }
