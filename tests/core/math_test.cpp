@@ -79,6 +79,22 @@ TEST(Math, Tanh) {
   check_bounded([](float x) { return fast_tanh(x); }, [](double x) { return fast_tanh(x); }, 1.0, 9.75f);
 }
 
+TEST(Math, ShortTanh) {
+  double worst = 0;
+  int not_odd = 0, too_large = 0;
+  every_float([&](float x) {
+    const double exact = std::tanh(static_cast<double>(x)), error = std::fabs(short_tanh(x) - exact);
+    if (x > 1e-30f) worst = std::max(worst, error / exact);
+    not_odd += short_tanh(-x) != -short_tanh(x);
+    too_large += std::fabs(short_tanh(x)) > 1.0f;
+  });
+  EXPECT_LE(worst, 0x1p-13);
+  EXPECT_EQ(not_odd, 0);
+  EXPECT_EQ(too_large, 0);
+  EXPECT_NEAR(short_tanh(kInf), 1, 1e-7);
+  EXPECT_TRUE(std::isnan(short_tanh(kNan)));
+}
+
 TEST(Math, Erf) {
   check_bounded([](float x) { return fast_erf(x); }, [](double x) { return fast_erf(x); }, 1.1283791670955126, 4.1f);
 }

@@ -1,5 +1,9 @@
 // The norm family on the CPU. A row stays in the first-level cache between its two passes (statistic, map); both are plain loops that the
 // compiler vectorises. Sums over rows are cut into fixed blocks: the bits do not depend on the threads.
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -14,6 +18,38 @@ namespace bhyt::cpu {
 namespace {
 
 constexpr std::int64_t kBlock = 128;  // rows whose parameter gradients are summed together
+constexpr std::int64_t kPiece = 256;  // elements between two requests for memory that is wanted soon
+
+// Asks for n elements before they are needed.
+template <class T>
+void fetch(const T* x, std::int64_t n) {
+  for (std::int64_t j = 0; j < n; j += 64 / static_cast<std::int64_t>(sizeof(T))) __builtin_prefetch(x + j);
+}
+
+#if defined(__SSE2__)
+// A tensor of this size has left every cache before anyone reads it. Written past the cache, its old contents are not read first.
+constexpr std::size_t kPastCache = std::size_t{256} << 20;
+bool past_cache(const Tensor& t, std::size_t element) {
+  const auto bytes = static_cast<std::size_t>(t.rows() * t.cols()) * element;
+  return bytes >= kPastCache && (reinterpret_cast<std::uintptr_t>(t.data) | static_cast<std::size_t>(t.ld) * element) % 16 == 0;
+}
+template <class T>
+void write_past_cache(const T* from, T* to, std::int64_t n) {
+  constexpr auto kWidth = static_cast<std::int64_t>(16 / sizeof(T));
+  std::int64_t j = 0;
+  for (; j + kWidth <= n; j += kWidth)
+    _mm_stream_si128(reinterpret_cast<__m128i*>(to + j), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + j)));
+  for (; j < n; ++j) to[j] = from[j];
+}
+void finish_writes() { _mm_sfence(); }
+#else
+bool past_cache(const Tensor&, std::size_t) { return false; }
+template <class T>
+void write_past_cache(const T* from, T* to, std::int64_t n) {
+  std::copy_n(from, n, to);
+}
+void finish_writes() {}
+#endif
 
 float scalar(const Tensor& t, float otherwise) { return t ? *t.as<float>() : otherwise; }
 float* floats(const Tensor& t) { return t ? t.as<float>() : nullptr; }
@@ -85,6 +121,9 @@ BHYT_BOTH void map_loop(const T* x, T* z, std::int64_t c, RowScale s, float shif
   if (beta) {
 #pragma omp simd
     for (std::int64_t j = 0; j < c; ++j) z[j] = from_float<T>(gamma[j] * M::value(s.a * (to_float(x[j]) - s.mean) + shift) + beta[j]);
+  } else if (s.mean == 0) {
+#pragma omp simd
+    for (std::int64_t j = 0; j < c; ++j) z[j] = from_float<T>(gamma[j] * M::value(s.a * to_float(x[j]) + shift));
   } else {
 #pragma omp simd
     for (std::int64_t j = 0; j < c; ++j) z[j] = from_float<T>(gamma[j] * M::value(s.a * (to_float(x[j]) - s.mean) + shift));
@@ -129,7 +168,7 @@ BHYT_BOTH RowSums slope_loop(const T* x, const T* dz, float* du, std::int64_t c,
 BHYT_MAP_ROWS(IdMap, float)
 BHYT_MAP_ROWS(IdMap, bf16)
 BHYT_MAP_ROWS(TanhMap, float)
-BHYT_MAP_ROWS(TanhMap, bf16)
+BHYT_MAP_ROWS(ShortTanhMap, bf16)
 BHYT_MAP_ROWS(ErfMap, float)
 BHYT_MAP_ROWS(ErfMap, bf16)
 
@@ -198,6 +237,10 @@ BHYT_BOTH void input_loop(const float* du, const T* x, std::int64_t c, float a, 
 BHYT_ROWS(float)
 BHYT_ROWS(bf16)
 
+// The map that rows of a type are computed with: results that are rounded to bf16 need no more than a short tanh.
+template <class M, class T>
+using RowMap = std::conditional_t<std::is_same_v<M, TanhMap> && std::is_same_v<T, bf16>, ShortTanhMap, M>;
+
 // The statistics of one row: (mean square or variance, mean or x·b).
 struct RowStats {
   float s0 = 0, s1 = 0;
@@ -221,11 +264,14 @@ RowStats row_stats(const Site& s, const T* x) {
 template <class T, class M>
 void forward_rows(const Site& s, const NormForward& call, std::int64_t begin, std::int64_t end, double& aux) {
   float* stats = floats(call.stats);
+  const bool past_sum = call.add && past_cache(call.sum, sizeof(T)), past_z = past_cache(call.z, sizeof(T));
+  std::vector<T> rows(static_cast<std::size_t>(past_sum || past_z ? 2 * s.c : 0));
   for (std::int64_t i = begin; i < end; ++i) {
     const T* x = call.x.as<T>() + i * call.x.ld;
     if (call.add) {
-      T* sum = call.sum.as<T>() + i * call.sum.ld;
+      T *to = call.sum.as<T>() + i * call.sum.ld, *sum = past_sum ? rows.data() : to;
       add_into(x, call.add.as<T>() + i * call.add.ld, sum, s.c);
+      if (past_sum) write_past_cache(sum, to, s.c);
       x = sum;
     }
     const RowStats r = row_stats(s, x);
@@ -237,12 +283,14 @@ void forward_rows(const Site& s, const NormForward& call, std::int64_t begin, st
       aux += gap * gap;
     }
     const RowScale scale = s.scale(r.s0, r.s1, i);
-    T* z = call.z.as<T>() + i * call.z.ld;
+    T *to = call.z.as<T>() + i * call.z.ld, *z = past_z ? rows.data() + s.c : to;
     if (s.gate)
       gated_row(x, z, s.c, scale.a, std::tanh(r.s1), s.gamma, s.gate);
     else
-      map_row(M{}, x, z, s.c, scale, s.shift, s.gamma, s.beta);
+      map_row(RowMap<M, T>{}, x, z, s.c, scale, s.shift, s.gamma, s.beta);
+    if (past_z) write_past_cache(z, to, s.c);
   }
+  if (past_sum || past_z) finish_writes();
 }
 
 // The sums over rows that one block of rows collects.
@@ -305,16 +353,31 @@ void backward_rows(const Site& s, const NormBackward& call, std::int64_t begin, 
     const float s0 = stats ? stats[i] : 0, s1 = stats ? stats[s.n + i] : 0;
     const RowScale r = s.scale(s0, s1, i);
     const float t = s.gate ? std::tanh(s1) : 0;
-    const RowSums sums = s.gate ? gated_slope_row(x, dz, du, s.c, r.a, t, s.gamma, s.gate, dgamma, dgate)
-                                : slope_row(M{}, x, dz, du, s.c, r, s.shift, s.gamma, dgamma, dbeta);
-    const Reach reach = statistic_backward(s, call, p, i, s0, s1, r, sums);
     T* dx = call.dx.as<T>() + i * call.dx.ld;
+    RowSums sums;
+    if (s.gate) {
+      sums = gated_slope_row(x, dz, du, s.c, r.a, t, s.gamma, s.gate, dgamma, dgate);
+    } else {
+      for (std::int64_t j = 0; j < s.c; j += kPiece) {
+        const std::int64_t n = std::min(kPiece, s.c - j);
+        if (call.accumulate) fetch(dx + j, n);
+        const RowSums part =
+            slope_row(RowMap<M, T>{}, x + j, dz + j, du + j, n, r, s.shift, s.gamma + j, dgamma + j, dbeta ? dbeta + j : nullptr);
+        sums.s1 += part.s1;
+        sums.s0 += part.s0;
+      }
+    }
+    const Reach reach = statistic_backward(s, call, p, i, s0, s1, r, sums);
     if (s.gate) {  // x·b reaches every element through b: folded into du, so that dx is rounded once
       const float dp = sums.s0 * (1 - t * t);
       axpy(dp / r.a, s.direction, du, s.c);
       axpy(dp, x, ddirection, s.c);
     }
-    input_row(du, x, s.c, r.a, reach.slope, reach.level, call.accumulate, dx);
+    for (std::int64_t j = 0; j < s.c; j += kPiece) {
+      const std::int64_t n = std::min(kPiece, s.c - j);
+      if (i + 1 < end) fetch(x + call.x.ld + j, n), fetch(dz + call.dz.ld + j, n);
+      input_row(du + j, x + j, n, r.a, reach.slope, reach.level, call.accumulate, dx + j);
+    }
   }
 }
 
