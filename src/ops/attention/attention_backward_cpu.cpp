@@ -61,9 +61,9 @@ void load_keys(const Group<T>& s, Tiles keys, const Workspace& m) {
   for (std::int64_t j = 0; j < keys.end - keys.begin; ++j) {
     const std::int64_t key = (keys.begin + j) * kTile, n = std::min(kTile, s.seq - key);
     load_tile(s.v + key * s.ld, s.ld, n, s.d, 1.0f, m.k(j), m.w);
-    transpose_tile(m.k(j), m.w, s.d, m.vt(j));
+    transpose_tile(m.k(j), m.w, m.vt(j));
     load_tile(s.k + key * s.ld, s.ld, n, s.d, 1.0f, m.k(j), m.w);
-    transpose_tile(m.k(j), m.w, s.d, m.kt(j));
+    transpose_tile(m.k(j), m.w, m.kt(j));
     std::fill_n(m.dk(j), 2 * kTile * m.w, 0.0f);
   }
 }
@@ -76,13 +76,8 @@ void load_queries(const Group<T>& s, std::int64_t head, std::int64_t t, std::int
   load_tile(s.dout + t * s.lddout + head * s.d, s.lddout, n, s.d, 1.0f, m.dout, m.w);
   std::fill_n(m.dq, kTile * m.w, 0.0f);
   std::fill_n(m.lse, 2 * kTile, 0.0f);
-  for (std::int64_t i = 0; i < n; ++i) {
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (std::int64_t j = 0; j < s.d; ++j) sum += m.dout[i * m.w + j] * to_float(out[i * s.ldout + j]);
-    m.delta[i] = sum;
-    m.lse[i] = s.lse[head * s.seq + t + i];
-  }
+  row_dots(m.dout, m.w, out, s.ldout, m.delta, n, s.d);
+  std::copy_n(s.lse + head * s.seq + t, n, m.lse);
 }
 
 // The query tile in work (positions t … t + n − 1) against key tile j of the range, which starts at position `key`.
@@ -93,6 +88,7 @@ void tile_gradient(const std::int32_t* first, std::int64_t t, std::int64_t n, st
     a.fill(1.0f);
     return a;
   }();
+  const std::int64_t depth = std::max<std::int64_t>(d, 2);  // the padding is zero, as below
   bool any = false;
   for (std::int64_t i = 0; i < n; i += kRows) {
     float* const p = m.p + i * kTile;
@@ -104,9 +100,9 @@ void tile_gradient(const std::int32_t* first, std::int64_t t, std::int64_t n, st
       continue;
     }
     any = true;
-    product(block.n, d, m.q + i * m.w, m.w, m.kt(j), kTile, p, kTile);
-    product(block.n, d, m.dout + i * m.w, m.w, m.vt(j), kTile, ds, kTile);
-    softmax_gradient(p, ds, block, m.lse + i, m.delta + i);
+    product(block.n, depth, m.q + i * m.w, m.w, m.kt(j), kTile, p, kTile, m.lse + i);
+    product(block.n, depth, m.dout + i * m.w, m.w, m.vt(j), kTile, ds, kTile, m.delta + i);
+    softmax_gradient(p, ds, block);
     if (wanted.q) product_add(m.w, block.n, ds, kTile, m.k(j), m.w, m.dq + i * m.w, m.w, ones.data());
   }
   if (!any || !wanted.kv) return;
@@ -114,8 +110,9 @@ void tile_gradient(const std::int32_t* first, std::int64_t t, std::int64_t n, st
     // On the diagonal, rows above these columns see none of them (and were not computed there).
     const std::int64_t from = key == t ? c : 0;
     if (from >= n) break;
-    product_transposed_add(m.w, n - from, m.p + from * kTile + c, kTile, m.dout + from * m.w, m.w, m.dv(j) + c * m.w, m.w);
-    product_transposed_add(m.w, n - from, m.ds + from * kTile + c, kTile, m.q + from * m.w, m.w, m.dk(j) + c * m.w, m.w);
+    const std::int64_t rows = std::max<std::int64_t>(n - from, 2);
+    product_transposed_add(m.w, rows, m.p + from * kTile + c, kTile, m.dout + from * m.w, m.w, m.dv(j) + c * m.w, m.w);
+    product_transposed_add(m.w, rows, m.ds + from * kTile + c, kTile, m.q + from * m.w, m.w, m.dk(j) + c * m.w, m.w);
   }
 }
 

@@ -44,6 +44,8 @@ void forward_rows(const Group<T>& s, std::int64_t begin, std::int64_t end) {
   float* const v = kt + kTile * w;
   float* const p = v + kTile * w;
 
+  constexpr float none[kRows] = {};
+  const std::int64_t depth = std::max<std::int64_t>(s.d, 2);  // the padding is zero
   const float scale = 1.0f / std::sqrt(static_cast<float>(s.d));
   for (std::int64_t h = 0; h < s.heads; ++h)
     for (std::int64_t i = 0; i < rows; i += kTile)
@@ -56,7 +58,7 @@ void forward_rows(const Group<T>& s, std::int64_t begin, std::int64_t end) {
   for (std::int64_t key = lowest / kTile * kTile; key < s.past + end; key += kTile) {
     const std::int64_t n = std::min(kTile, total - key);
     load_tile(s.k + key * s.ldk, s.ldk, n, s.d, 1.0f, k, w);
-    transpose_tile(k, w, s.d, kt);
+    transpose_tile(k, w, kt);
     load_tile(s.v + key * s.ldv, s.ldv, n, s.d, 1.0f, v, w);
     for (std::int64_t i = std::max<std::int64_t>(0, key - s.past - begin) / kRows * kRows; i < end - begin; i += kRows) {
       const Block block = visible_block(s.first, s.past + begin + i, s.past + end, key);
@@ -64,7 +66,7 @@ void forward_rows(const Group<T>& s, std::int64_t begin, std::int64_t end) {
       for (std::int64_t h = 0; h < s.heads; ++h) {
         const std::int64_t at = h * rows + i;
         float keep[kRows];
-        product(block.n, s.d, q + at * w, w, kt, kTile, p, kTile);
+        product(block.n, depth, q + at * w, w, kt, kTile, p, kTile, none);
         softmax_step(p, block, max + at, sum + at, keep);
         product_add(w, block.n, p, kTile, v, w, o + at * w, w, keep);
       }

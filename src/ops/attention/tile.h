@@ -11,7 +11,7 @@ namespace bhyt::cpu {
 
 constexpr std::int64_t kTile = 64;
 constexpr std::int64_t kCols = 16;
-// Rows of a product that are summed at once: kRows × kCols sums fill the registers of AVX-512, and of NEON.
+// Rows that are worked on at once, as many as the products sum in registers.
 #if defined(__x86_64__)
 constexpr std::int64_t kRows = 8;
 #else
@@ -20,9 +20,10 @@ constexpr std::int64_t kRows = 4;
 
 constexpr std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 
-// Products of kRows rows; n is a multiple of kCols. a [kRows,k], b [k,n], c [kRows,n].
-void product(std::int64_t n, std::int64_t k, const float* a, std::int64_t lda, const float* b, std::int64_t ldb, float* c,
-             std::int64_t ldc);
+// Products of kRows rows; n is a multiple of kCols, k at least 2. a [kRows,k], b [k,n], c [kRows,n].
+// c = a·b − less[row]
+void product(std::int64_t n, std::int64_t k, const float* a, std::int64_t lda, const float* b, std::int64_t ldb, float* c, std::int64_t ldc,
+             const float* less);
 // c = keep[row]·c + a·b
 void product_add(std::int64_t n, std::int64_t k, const float* a, std::int64_t lda, const float* b, std::int64_t ldb, float* c,
                  std::int64_t ldc, const float* keep);
@@ -31,13 +32,16 @@ void product_transposed_add(std::int64_t n, std::int64_t k, const float* a, std:
                             std::int64_t ldc);
 
 // out [kTile,width] = scale · rows of `in` [n,d], the rest zero.
-template <class T>
-void load_tile(const T* in, std::int64_t ld, std::int64_t n, std::int64_t d, float scale, float* out, std::int64_t width);
-// out [d,kTile] = the first d columns of a loaded tile, transposed.
-void transpose_tile(const float* in, std::int64_t width, std::int64_t d, float* out);
+void load_tile(const float* in, std::int64_t ld, std::int64_t n, std::int64_t d, float scale, float* out, std::int64_t width);
+void load_tile(const bf16* in, std::int64_t ld, std::int64_t n, std::int64_t d, float scale, float* out, std::int64_t width);
+// out [width,kTile] = a loaded tile, transposed.
+void transpose_tile(const float* in, std::int64_t width, float* out);
 // Row by row scale[i] · in to `out` [n,d].
-template <class T>
-void store_rows(const float* in, std::int64_t width, const float* scale, T* out, std::int64_t ld, std::int64_t n, std::int64_t d);
+void store_rows(const float* in, std::int64_t width, const float* scale, float* out, std::int64_t ld, std::int64_t n, std::int64_t d);
+void store_rows(const float* in, std::int64_t width, const float* scale, bf16* out, std::int64_t ld, std::int64_t n, std::int64_t d);
+// out[i] = Σ a[i]·b[i] over the rows of a loaded tile and of b [n,d].
+void row_dots(const float* a, std::int64_t width, const float* b, std::int64_t ld, float* out, std::int64_t n, std::int64_t d);
+void row_dots(const float* a, std::int64_t width, const bf16* b, std::int64_t ld, float* out, std::int64_t n, std::int64_t d);
 
 // e^x for a score minus the largest one, at half the instructions of fast_exp: within 3e-7 of the value where x is in [-87, 1],
 // 0 below that, NaN for NaN.
@@ -73,8 +77,8 @@ Block visible_block(const std::int32_t* first, std::int64_t t, std::int64_t end,
 // earlier sums have to be multiplied by.
 void softmax_step(float* s, const Block& block, float* max, float* sum, float* keep);
 
-// s becomes p = exp(s − lse), dp becomes p·(dp − delta).
-void softmax_gradient(float* s, float* dp, const Block& block, const float* lse, const float* delta);
+// s, the log-sum-exp already subtracted, becomes p = exp(s); dp, delta already subtracted, becomes p·dp.
+void softmax_gradient(float* s, float* dp, const Block& block);
 
 // In place over a row of n scores (a multiple of kCols), not normalized: returns the sum.
 float softmax_row(float* s, std::int64_t n);
