@@ -21,7 +21,7 @@ if wants tests; then
     "$bundle/$t" >"$logs/$t.log" 2>&1
     tail -n 12 "$logs/$t.log" | grep -E "PASSED|FAILED|tests ran"
   done
-  for way in flash plain; do
+  for way in cudnn flash plain; do
     [[ -x $bundle/test_ops ]] || continue
     seconds "attention by the $way kernels"
     BHYT_ATTENTION=$way "$bundle/test_ops" --gtest_filter='Attention*' >"$logs/attention-$way.log" 2>&1
@@ -59,7 +59,9 @@ if wants bench; then
     train model.d=512 model.layers=16 model.heads=8 model.kv_heads=4 model.head_dim=64 model.mlp=1536 model.vocab=16384 train.batch=32 data.seq_len=1024
     seconds "kernels" >&2
     "$bhyt" bench norm gemm attention model.preset=llama-1b train.batch=16 data.seq_len=1024 device=cuda dtype=bf16 --json
-    BHYT_ATTENTION=flash "$bhyt" bench attention model.preset=llama-1b train.batch=16 data.seq_len=1024 device=cuda dtype=bf16 --json
+    for way in cudnn flash; do
+      BHYT_ATTENTION=$way "$bhyt" bench attention model.preset=llama-1b train.batch=16 data.seq_len=1024 device=cuda dtype=bf16 --json
+    done
   } >"$logs/bench.json" 2>"$logs/bench.log"
   tail -n 3 "$logs/bench.log"
 fi

@@ -1,6 +1,6 @@
-// Which kernels compute attention on the GPU: the first that take the call of cuDNN's, those written for Hopper, the flash kernels, the
-// plain ones; backward, Hopper's come before cuDNN's. The environment variable BHYT_ATTENTION=hopper|cudnn|flash|plain leaves only the
-// named ones, with the plain ones for what they do not take: for tests and comparisons.
+// Which kernels compute attention on the GPU: the first that take the call of those written for Hopper (heads of 64), cuDNN's, the flash
+// kernels, the plain ones. The environment variable BHYT_ATTENTION=hopper|cudnn|flash|plain leaves only the named ones, with the plain ones
+// for what they do not take: for tests and comparisons.
 #include <cstdlib>
 
 #include "core/cuda_host.h"
@@ -30,8 +30,8 @@ const Allowed& allowed() {
 
 void attention(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& shape) {
   if (qkv.size() == 0) return;
-  if (allowed().cudnn && !first && attention_cudnn(qkv, out, lse, shape)) return;
   if (allowed().hopper && attention_hopper(qkv, out, lse, first, shape)) return;
+  if (allowed().cudnn && !first && attention_cudnn(qkv, out, lse, shape)) return;
   if (allowed().flash && attention_flash(qkv, out, lse, first, shape)) return;
   attention_any(qkv, out, lse, first, shape);
 }

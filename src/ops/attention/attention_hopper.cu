@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks) forward_kernel(const 
 #endif
 }
 
-using Chosen = Shape<2, 2, 4, true>;
+using Chosen = Shape<2, 2, 4>;
 
 }  // namespace
 }  // namespace wgmma

@@ -2,7 +2,6 @@
 // one kernel owns queries and writes dQ, one owns keys and writes dK and dV, so the result is the same in every run. What is new: a
 // warpgroup owns 64 rows, P and dS go from product to product in registers, and every other factor is read from tiles in shared memory.
 //   P = exp(scale·QKᵀ - lse)   dV = Pᵀ·dO   dS = P∘(dO·Vᵀ - delta)   dQ = scale·dS·K   dK = scale·dSᵀ·Q
-#include <cstdlib>
 
 #include "ops/attention/attention.cuh"
 #include "ops/attention/wgmma.cuh"
@@ -146,81 +145,28 @@ __device__ __forceinline__ void own_queries(const Call& a, const Maps& maps) {
     }
   }
   flash::clear(dq), flash::clear(ds);
-  Left left(ds);  // dS of the step before: its product with the keys waits for this step's, so that there is always one under way
-  if constexpr (S::kAhead) {
-    ring.wait(0);
+  for (int step = 0; step < mine; ++step) {
+    if (loads) load_keys(step + S::kLead);
+    __syncwarp();
+    ring.wait(step);
     fence();
-    multiply_rows(s, q, keys(0));
+    multiply_rows(s, q, keys(step));
     commit();
-    wait<0>();
+    multiply_rows(ds, g, values(step));
+    commit();
+    wait<1>();
     pin(s);
-    // Products within a branch would run one at a time: the first step and the last one have their own code.
-    const auto take = [&](int step, auto is_first, auto is_last) {
-      constexpr bool kFirst = decltype(is_first)::value, kLast = decltype(is_last)::value;
-      if (loads) load_keys(step + S::kLead);
-      __syncwarp();
-      pin(left);
-      fence();
-      multiply_rows(ds, g, values(step));
-      if constexpr (!kFirst) multiply_columns(dq, left, keys(step - 1));
-      commit();
-      Block p;
-      exponentials(p, step);
-      pin(p);
-      if constexpr (!kLast) {
-        ring.wait(step + 1);
-        fence();
-        multiply_rows(s, q, keys(step + 1));
-        commit();
-        wait<1>();
-      } else {
-        wait<0>();
-      }
-      pin(ds), pin(left);
-      if constexpr (!kFirst) ring.release(step - 1);
-      left = gradient(p);
-      if constexpr (!kLast) {
-        wait<0>();
-        pin(s);
-      }
-    };
-    constexpr std::true_type yes;
-    constexpr std::false_type no;
-    if (mine == 1) {
-      take(0, yes, yes);
-    } else {
-      take(0, yes, no);
-      for (int step = 1; step + 1 < mine; ++step) take(step, no, no);
-      take(mine - 1, no, yes);
-    }
+    exponentials(s, step);
+    wait<0>();
+    pin(ds);
+    Left left = gradient(s);
     pin(left);
     fence();
-    multiply_columns(dq, left, keys(mine - 1));
+    multiply_columns(dq, left, keys(step));
     commit();
-  } else {
-    for (int step = 0; step < mine; ++step) {
-      if (loads) load_keys(step + S::kLead);
-      __syncwarp();
-      ring.wait(step);
-      fence();
-      multiply_rows(s, q, keys(step));
-      commit();
-      multiply_rows(ds, g, values(step));
-      commit();
-      wait<1>();
-      pin(s);
-      exponentials(s, step);
-      wait<0>();
-      pin(ds);
-      left = gradient(s);
-      pin(left);
-      fence();
-      multiply_columns(dq, left, keys(step));
-      commit();
-      wait<0>();
-      pin(left);
-      ring.release(step);
-    }
+    wait<0>();
+    pin(left);
+    ring.release(step);
   }
   wait<0>();
   pin(dq);
@@ -234,8 +180,6 @@ __device__ __forceinline__ void own_queries(const Call& a, const Maps& maps) {
 template <class S, bool Documents>
 __device__ __forceinline__ void own_keys(const Call& a, const Maps& maps) {
   extern __shared__ __align__(1024) char room[];
-  // A warpgroup may hold the tiles of its last step while it waits for those of its next, beyond the ones it skips.
-  static_assert(!S::kAhead || S::kStages > 2 * S::kGroups);
   constexpr int kStatBytes = (Documents ? 3 : 2) * kRows * 4;
   const unsigned base = flash::shared_address(room);
   const Ring<S> ring{base + S::kBarriers};
@@ -328,78 +272,35 @@ __device__ __forceinline__ void own_keys(const Call& a, const Maps& maps) {
     return Left(ds);
   };
   barrier_wait(ring.owned(), 0);
-  int step = step_after(-1), before = step;
-  Left left(ds);  // dSᵀ of the step before
-  if constexpr (S::kAhead) {
-    if (step < steps) {
-      ring.wait(step);
-      fence();
-      multiply_rows(s, k, queries(step));
-      commit();
-      wait<0>();
-      pin(s);
-    }
-    while (step < steps) {
-      if (loads) load_queries(step + S::kLead);
-      __syncwarp();
-      const bool diagonal = place == group;
-      const int after = __shfl_sync(0xffffffffu, step_after(step), 0), next = after < steps ? after : step;
-      pin(left);
-      fence();
-      multiply_rows(ds, v, douts(step));
-      multiply_columns(dk, left, queries(before));
-      commit();
-      Block p;
-      exponentials(p, step, diagonal);
-      Left left_p(p);
-      pin(left_p), pin(p);
-      ring.wait(next);
-      fence();
-      multiply_columns(dv, left_p, douts(step));
-      multiply_rows(s, k, queries(next));
-      commit();
-      wait<1>();
-      pin(ds), pin(left);
-      if (before != step) ring.release(before);
-      left = gradient(p, step);
-      wait<0>();
-      pin(s), pin(left_p);
-      before = step, step = after;
-    }
+  int step = step_after(-1);
+  while (step < steps) {
+    if (loads) load_queries(step + S::kLead);
+    __syncwarp();
+    ring.wait(step);
+    fence();
+    multiply_rows(s, k, queries(step));
+    commit();
+    multiply_rows(ds, v, douts(step));
+    commit();
+    wait<1>();
+    pin(s);
+    exponentials(s, step, place == group);
+    Left left_p(s);
+    pin(left_p);
+    fence();
+    multiply_columns(dv, left_p, douts(step));
+    commit();
+    wait<1>();
+    pin(ds);
+    Left left = gradient(s, step);
     pin(left);
     fence();
-    multiply_columns(dk, left, queries(before));
+    multiply_columns(dk, left, queries(step));
     commit();
-  } else {
-    while (step < steps) {
-      if (loads) load_queries(step + S::kLead);
-      __syncwarp();
-      ring.wait(step);
-      fence();
-      multiply_rows(s, k, queries(step));
-      commit();
-      multiply_rows(ds, v, douts(step));
-      commit();
-      wait<1>();
-      pin(s);
-      exponentials(s, step, place == group);
-      Left left_p(s);
-      pin(left_p);
-      fence();
-      multiply_columns(dv, left_p, douts(step));
-      commit();
-      wait<1>();
-      pin(ds);
-      left = gradient(s, step);
-      pin(left);
-      fence();
-      multiply_columns(dk, left, queries(step));
-      commit();
-      wait<0>();
-      pin(left), pin(left_p);
-      ring.release(step);
-      step = step_after(step);
-    }
+    wait<0>();
+    pin(left), pin(left_p);
+    ring.release(step);
+    step = step_after(step);
   }
   wait<0>();
   pin(dk), pin(dv);
@@ -426,6 +327,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks) key_kernel(const Call
 #endif
 }
 
+// The fastest of several shapes on an H200, at 32/8 and at 8/4 heads.
+using QueryShape = Shape<2, 2, 4>;
+using KeyShape = Shape<1, 3, 3>;
+
 template <class S>
 void launch_queries(const Call& call, const Maps& maps) {
   launch<S>(call.first ? query_kernel<S, true> : query_kernel<S, false>, call.heads, call, maps);
@@ -435,26 +340,13 @@ void launch_keys(const Call& call, const Maps& maps) {
   launch<S>(call.first ? key_kernel<S, true> : key_kernel<S, false>, call.kv_heads, call, maps);
 }
 
-void backward(const Call& call, const Maps& maps) {
-  const char* text = std::getenv("BHYT_HOPPER");  // for timing only
-  const char q = text ? text[0] : '0', k = text ? text[1] : '0';
-  if (q == '0') launch_queries<Shape<2, 2, 4, false>>(call, maps);
-  if (q == '1') launch_queries<Shape<3, 1, 4, true>>(call, maps);
-  if (q == '2') launch_queries<Shape<2, 1, 4, true>>(call, maps);
-  if (q == '3') launch_queries<Shape<1, 3, 3, true>>(call, maps);
-  if (k == '0') launch_keys<Shape<3, 1, 4, false>>(call, maps);
-  if (k == '1') launch_keys<Shape<2, 1, 8, true>>(call, maps);
-  if (k == '2') launch_keys<Shape<1, 3, 3, false>>(call, maps);
-  if (k == '3') launch_keys<Shape<1, 2, 4, true>>(call, maps);
-}
-
 }  // namespace
 }  // namespace wgmma
 
 bool attention_hopper_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
                                const Tensor& dqkv, const AttentionShape& s) {
   if (s.head_dim != 64 || !flash::takes(s, qkv, out) || !flash::takes(s, dqkv, dout) ||
-      !wgmma::compiled_here(wgmma::query_kernel<wgmma::Shape<2, 2, 4, false>, false>))
+      !wgmma::compiled_here(wgmma::query_kernel<wgmma::QueryShape, false>))
     return false;
   flash::Call call = flash::call_of(s, qkv, out, lse, first);
   call.dout = dout.as<bf16>(), call.ld_dout = static_cast<int>(dout.ld);
@@ -464,7 +356,8 @@ bool attention_hopper_backward(const Tensor& qkv, const Tensor& out, const Tenso
     return false;
   const std::int64_t stats = s.batch * s.heads * wgmma::tiles_of(call.seq) * wgmma::kPlanes * wgmma::kRows;
   call.delta = static_cast<float*>(scratch(static_cast<std::size_t>(stats) * sizeof(float)));
-  wgmma::backward(call, maps);
+  wgmma::launch_queries<wgmma::QueryShape>(call, maps);
+  wgmma::launch_keys<wgmma::KeyShape>(call, maps);
   check_launch("attention_hopper_backward");
   return true;
 }

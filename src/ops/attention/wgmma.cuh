@@ -18,11 +18,10 @@ using Block = float[1][8][4];
 using Left = flash::Packed<1, 8>;
 
 // A block: Groups warpgroups that share the stream of tiles, of which Stages are in shared memory; Blocks of them run on one
-// multiprocessor. Ahead: the scores of the next tile are computed while this one's go through the exponential.
-template <int Groups, int Blocks, int Stages, bool Ahead>
+// multiprocessor, so that the exponentials of one hide behind the products of another.
+template <int Groups, int Blocks, int Stages>
 struct Shape {
   static constexpr int kGroups = Groups, kThreads = 128 * Groups, kBlocks = Blocks, kStages = Stages;
-  static constexpr bool kAhead = Ahead;
   static constexpr int kOwned = kRows * Groups;
   static constexpr int kLead = Stages - 2;         // how many steps before its use a tile is asked for
   static_assert(Stages >= 3 && Stages >= Groups);  // fewer would wait for each other for ever

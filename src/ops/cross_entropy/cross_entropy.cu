@@ -135,6 +135,7 @@ __global__ void __launch_bounds__(kThreads)
       store_gradient<V>(x + j, v[u]);
     }
   }
+  if (threadIdx.x < ld - vocab) store1(x + vocab + threadIdx.x, 0.f);  // products may read what fills a row up
 }
 
 __global__ void sum_kernel(const float* values, std::int64_t n, float* out) {
