@@ -29,7 +29,7 @@ constexpr Test kTests[] = {{"train", bench::bench_train, "small"},   {"norm", be
                            {"gemm", bench::bench_gemm, "small"},     {"attention", bench::bench_attention, "small"},
                            {"prompt", bench::bench_prompt, "small"}, {"decode", bench::bench_decode, "small"}};
 
-const Test* find(const std::string& name) {
+const Test* find_test(const std::string& name) {
   const auto* it = std::find_if(std::begin(kTests), std::end(kTests), [&](const Test& t) { return name == t.name; });
   return it == std::end(kTests) ? nullptr : it;
 }
@@ -117,7 +117,7 @@ int cmd_bench(const Args& args) {
       overrides.push_back(w);
       continue;
     }
-    check_usage(find(w), "unknown test {}; expected train, norm, gemm, attention, prompt or decode", w);
+    check_usage(find_test(w), "unknown test {}; expected train, norm, gemm, attention, prompt or decode", w);
     tests.push_back(w);
   }
   if (tests.empty()) tests = {"train", "norm", "gemm", "attention"};
@@ -125,7 +125,7 @@ int cmd_bench(const Args& args) {
   Json list = Json::array();
   for (const std::string& name : tests) {
     for (DType dtype : types(overrides)) {
-      const Test& test = *find(name);
+      const Test& test = *find_test(name);
       const Settings s = settings(test, overrides, dtype, reps);
       for (const Result& r : test.run(s)) {
         if (!json) print_row(r, dtype);

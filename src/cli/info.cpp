@@ -16,6 +16,7 @@
 #include "ops/norm/config.h"
 #include "report/run.h"
 #include "text/tokenizer.h"
+#include "train/console.h"
 #include "train/run_dir.h"
 
 namespace bhyt::cli {
@@ -25,15 +26,9 @@ namespace {
 namespace fs = std::filesystem;
 using schema::Json;
 
-std::string counted(std::uint64_t n) {
-  std::string s = std::to_string(n);
-  for (std::size_t i = s.size(); i > 3; i -= 3) s.insert(i - 3, ",");
-  return s;
-}
-
 std::string shown(const Json& v) {
   if (v.is_string()) return v.get<std::string>();
-  if (v.is_number_unsigned()) return counted(v.get<std::uint64_t>());
+  if (v.is_number_unsigned()) return train::grouped(v.get<std::uint64_t>());
   if (!v.is_object()) return v.dump();
   std::string line;  // a map inside a list: its values on one line, the first being its name
   for (const auto& [key, value] : v.items()) line += line.empty() ? shown(value) : fmt::format("  {} {}", shown(value), key);
@@ -41,13 +36,13 @@ std::string shown(const Json& v) {
 }
 
 // The tree for people: one line a value, maps and lists of maps indented under their key, nulls left out.
-void print(const Json& j, int depth = 0) {
+void print_tree(const Json& j, int depth = 0) {
   for (const auto& [key, value] : j.items()) {
     if (value.is_null()) continue;
     fmt::print("{:{}}{:<{}} ", "", depth * 2, key, 20 - depth * 2);
     if (value.is_object()) {
       fmt::print("\n");
-      print(value, depth + 1);
+      print_tree(value, depth + 1);
     } else if (value.is_array() && !value.empty() && !value[0].is_number()) {
       fmt::print("\n");
       for (const Json& v : value) fmt::print("{:{}}{}\n", "", depth * 2 + 2, shown(v));
@@ -205,7 +200,7 @@ int show(const Json& described, const std::vector<std::string>& problems, bool j
     fmt::print("{}\n", j.dump(2, ' ', false, Json::error_handler_t::replace));
   } else {
     if (j.contains("norm")) leave_out_defaults(j["norm"]);
-    print(j);
+    print_tree(j);
   }
   return problems.empty() ? 0 : 1;
 }

@@ -40,10 +40,10 @@ int rank_of(const std::string& dtype) {
   return -1;
 }
 
-using Json = nlohmann::json;
+using PlainJson = nlohmann::json;
 
 // As an error message quotes it: never long, no control characters.
-std::string show(const Json& j) {
+std::string show(const PlainJson& j) {
   std::string s = j.dump(-1, ' ', true);
   return s.size() > 120 ? s.substr(0, 117) + "..." : s;
 }
@@ -52,7 +52,7 @@ std::string show_name(const std::string& name) {
   return s.ends_with('"') ? s.substr(1, s.size() - 2) : s.substr(1);
 }
 
-std::uint64_t unsigned_of(const Json& j, const std::string& what) {
+std::uint64_t unsigned_of(const PlainJson& j, const std::string& what) {
   check(j.is_number_unsigned(), "{} must be a whole number that is not negative, got {}", what, show(j));
   return j.get<std::uint64_t>();
 }
@@ -68,15 +68,15 @@ std::uint64_t bytes_of(const std::string& dtype, const std::vector<std::int64_t>
 }
 
 // Header bytes → JSON, refusing what a DOM would swallow: names given twice, and nesting that no header has.
-Json parse_header(const char* begin, const char* end) {
+PlainJson parse_header(const char* begin, const char* end) {
   std::vector<std::set<std::string>> seen;
-  const auto strict = [&](int depth, Json::parse_event_t event, Json& parsed) {
-    if (event == Json::parse_event_t::object_start || event == Json::parse_event_t::array_start) {
+  const auto strict = [&](int depth, PlainJson::parse_event_t event, PlainJson& parsed) {
+    if (event == PlainJson::parse_event_t::object_start || event == PlainJson::parse_event_t::array_start) {
       check(depth <= 2, "header is nested too deeply");
-      if (event == Json::parse_event_t::object_start) seen.emplace_back();
-    } else if (event == Json::parse_event_t::object_end) {
+      if (event == PlainJson::parse_event_t::object_start) seen.emplace_back();
+    } else if (event == PlainJson::parse_event_t::object_end) {
       seen.pop_back();
-    } else if (event == Json::parse_event_t::key) {
+    } else if (event == PlainJson::parse_event_t::key) {
       const auto& key = parsed.get_ref<const std::string&>();
       check(seen.back().insert(key).second, "header names \"{}\" twice", show_name(key));
     }
@@ -85,14 +85,14 @@ Json parse_header(const char* begin, const char* end) {
   // The parser takes a zero byte for the end of its input.
   check(std::find(begin, end, '\0') == end, "header is not JSON (it holds a zero byte)");
   try {
-    return Json::parse(begin, end, strict);
-  } catch (const Json::exception& e) {
+    return PlainJson::parse(begin, end, strict);
+  } catch (const PlainJson::exception& e) {
     throw Error(fmt::format("header is not JSON ({})", e.what()));
   }
 }
 
-SafeTensor parse_tensor(const std::string& name, const Json& j) {
-  const auto get = [&](const char* key) -> const Json& {
+SafeTensor parse_tensor(const std::string& name, const PlainJson& j) {
+  const auto get = [&](const char* key) -> const PlainJson& {
     const auto it = j.find(key);
     check(it != j.end(), "{} is missing", key);
     return *it;
@@ -108,7 +108,7 @@ SafeTensor parse_tensor(const std::string& name, const Json& j) {
     check(n <= INT64_MAX, "shape overflows with {}", n);
     t.shape.push_back(static_cast<std::int64_t>(n));
   }
-  const Json& offsets = get("data_offsets");
+  const PlainJson& offsets = get("data_offsets");
   check(offsets.is_array() && offsets.size() == 2, "data_offsets must be two numbers, got {}", show(offsets));
   t.begin = unsigned_of(offsets[0], "data_offsets");
   t.end = unsigned_of(offsets[1], "data_offsets");
@@ -174,7 +174,7 @@ void SafeTensors::parse(const std::uint8_t* file) try {
   check(header <= kMaxHeader, "header of {} bytes is over the limit of {}", header, kMaxHeader);
   check(header <= bytes_ - 8, "header of {} bytes does not fit a file of {} (truncated?)", header, bytes_);
   const char* text = reinterpret_cast<const char*>(file) + 8;
-  const Json json = parse_header(text, text + header);
+  const PlainJson json = parse_header(text, text + header);
   check(json.is_object(), "header must be a JSON object");
 
   for (const auto& [name, value] : json.items()) {
@@ -256,13 +256,13 @@ void write_safetensors(const std::filesystem::path& file, std::vector<SafeTensor
     return ra != rb ? ra < rb : a.name < b.name;
   });
   std::string text = "{";
-  if (!metadata.empty()) text += "\"__metadata__\":" + Json(metadata).dump() + ",";
+  if (!metadata.empty()) text += "\"__metadata__\":" + PlainJson(metadata).dump() + ",";
   std::set<std::string> seen{"__metadata__"};
   std::uint64_t at = 0;
   for (const auto& t : tensors) {
     check(seen.insert(t.name).second, "{}: tensor {} is given twice", where, t.name);
     const std::uint64_t bytes = bytes_of(t.dtype, t.shape);
-    text += fmt::format("{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}},", Json(t.name).dump(), t.dtype,
+    text += fmt::format("{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}},", PlainJson(t.name).dump(), t.dtype,
                         fmt::join(t.shape, ","), at, at + bytes);
     at += bytes;
   }

@@ -17,8 +17,6 @@ namespace bhyt::train {
 
 namespace {
 
-double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
 std::string processor_name() {
   std::ifstream in("/proc/cpuinfo");
   for (std::string line; std::getline(in, line);)
@@ -80,6 +78,8 @@ std::string step_line(const StepLine& l) {
   out += l.mfu ? fmt::format("  mfu {:.0f}%", *l.mfu * 100) : "  mfu n/a";
   return out + "  eta " + log::human_time(l.eta_s);
 }
+
+double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 std::string grouped(std::int64_t n) {
   const std::string digits = std::to_string(n);

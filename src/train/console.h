@@ -24,6 +24,7 @@ struct StepLine {
 // step   120/20000  loss 6.2143  grad 0.51  lr 5.00e-04  71.8K tok/s  mfu 55%  eta 1:15:42
 std::string step_line(const StepLine& line);
 
+double seconds();                       // of a clock that only goes forward
 std::string grouped(std::int64_t n);    // 1,235,814,400
 std::string human_bytes(double bytes);  // 2.3 GiB
 

@@ -21,8 +21,6 @@ namespace {
 
 constexpr std::int64_t kLayerLines = 16;  // in metrics.jsonl over a run, beside the first and the last step
 
-double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
 bool every(std::int64_t step, std::int64_t interval) { return interval > 0 && step % interval == 0; }
 
 // What a step comes to, on the device and, once it was fetched, on the host.

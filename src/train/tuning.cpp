@@ -10,18 +10,18 @@ namespace bhyt::train {
 namespace {
 
 using schema::Json;
-constexpr int kVersion = 1;
+constexpr int kTuningVersion = 1;
 
 }  // namespace
 
 std::string tuning_text(const Tuning& t) {
-  return Json{{"version", kVersion}, {"device", t.device}, {"library", t.library}, {"algorithms", t.algorithms}}.dump(1) + "\n";
+  return Json{{"version", kTuningVersion}, {"device", t.device}, {"library", t.library}, {"algorithms", t.algorithms}}.dump(1) + "\n";
 }
 
 Tuning parse_tuning(const std::string& text) {
   try {
     const Json j = Json::parse(text);
-    check(j.at("version") == kVersion, "it has version {}, expected {}", j.at("version").dump(), kVersion);
+    check(j.at("version") == kTuningVersion, "it has version {}, expected {}", j.at("version").dump(), kTuningVersion);
     return {
         .device = j.at("device"), .library = j.at("library"), .algorithms = j.at("algorithms").get<std::map<std::string, std::string>>()};
   } catch (const Json::exception&) {
