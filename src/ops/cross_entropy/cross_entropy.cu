@@ -12,7 +12,7 @@ namespace bhyt::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr std::size_t kRoom = 512u << 20;  // bytes of logits that exist at a time, at most (and at least 128 rows)
+constexpr std::size_t kRoom = 256u << 20;  // bytes of logits that exist at a time, at most (and at least 128 rows)
 
 std::int64_t padded(std::int64_t vocab) { return (vocab + 7) / 8 * 8; }  // rows of logits start on 16 bytes
 
