@@ -1,0 +1,179 @@
+// The properties of method.md §3.
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "core/error.h"
+#include "ops/norm/methods.h"
+#include "ops/norm/norm.h"
+#include "tests/ops/case.h"
+
+namespace bhyt::testing {
+namespace {
+
+std::vector<double> sample(const std::string& what, std::size_t n) {
+  Rng rng(11);
+  std::vector<double> x(n);
+  for (double& v : x) {
+    if (what == "normal") v = rng.normal();
+    if (what == "uniform") v = 2 * rng.uniform() - 1;
+    if (what == "student") {  // three degrees of freedom
+      const double a = rng.normal(), b = rng.normal(), c = rng.normal();
+      v = rng.normal() / std::sqrt((a * a + b * b + c * c) / 3);
+    }
+    if (what == "spiky") v = rng.uniform() < 0.004 ? 200 : rng.normal() * 1e-2;
+  }
+  return x;
+}
+
+TEST(NormProperties, ChebyshevCoversItsShare) {
+  for (const double p : {0.5, 0.9, 0.99})
+    for (const std::string what : {"normal", "uniform", "student", "spiky"}) {
+      auto x = sample(what, 20000);
+      for (double& v : x) v += 0.3;
+      double mean = 0, var = 0;
+      for (double v : x) mean += v / 20000.0;
+      for (double v : x) var += (v - mean) * (v - mean) / 20000.0;
+      const double lambda = 2, kappa = 1 / std::sqrt(1 - p), a = lambda / (kappa * std::sqrt(var) + std::fabs(mean));
+      int inside = 0;
+      for (double v : x) inside += std::fabs(a * v) <= lambda;
+      EXPECT_GE(inside, static_cast<int>(p * 20000)) << what << " p " << p;
+    }
+}
+
+TEST(NormProperties, VarianceIsSandwiched) {
+  const double lambda = 2, kappa = 10;
+  for (const std::string what : {"normal", "uniform"}) {  // |a x| ≤ λ holds for these
+    const auto x = sample(what, 40000);
+    double ms = 0, out = 0;
+    for (double v : x) ms += v * v / 40000.0;
+    const double a = lambda / (kappa * std::sqrt(ms));
+    for (double v : x) out += std::pow(std::tanh(a * v), 2) / 40000.0;
+    const double top = lambda * lambda / (kappa * kappa);
+    EXPECT_LE(out, top);
+    EXPECT_GE(out, std::pow(std::tanh(lambda) / lambda, 2) * top);
+  }
+}
+
+// The largest singular value of a norm's Jacobian at x, by power iteration with the kernel's own backward (Jᵀ) and differences (J).
+double jacobian_norm(const NormSite& site, const std::vector<double>& x) {
+  const auto c = static_cast<std::int64_t>(x.size());
+  const Device here = Device::cpu();
+  std::vector<std::vector<double>> rows;  // Jᵀ column by column: the backward of unit cotangents
+  const OwnedTensor tx = make_tensor(here, DType::f32, {1, c}, x), z = make_tensor(here, DType::f32, {1, c}),
+                    stats = make_tensor(here, DType::f32, {2, 1}), dx = make_tensor(here, DType::f32, {1, c});
+  norm(site, {.x = tx, .z = z, .stats = stats});
+  for (std::int64_t i = 0; i < c; ++i) {
+    std::vector<double> unit(x.size(), 0.0);
+    unit[static_cast<std::size_t>(i)] = 1;
+    const OwnedTensor dz = make_tensor(here, DType::f32, {1, c}, unit);
+    norm_backward(site, {}, {.x = tx, .stats = stats, .dz = dz, .dx = dx, .accumulate = false});
+    rows.push_back(to_doubles(dx));
+  }
+  std::vector<double> v(x.size(), 1.0), u(x.size());
+  double sigma = 0;
+  for (int iteration = 0; iteration < 300; ++iteration) {
+    double norm2 = 0;
+    for (std::size_t i = 0; i < v.size(); ++i) {
+      u[i] = 0;
+      for (std::size_t j = 0; j < v.size(); ++j) u[i] += rows[i][j] * v[j];
+    }
+    for (std::size_t j = 0; j < v.size(); ++j) {
+      v[j] = 0;
+      for (std::size_t i = 0; i < u.size(); ++i) v[j] += rows[i][j] * u[i];
+      norm2 += v[j] * v[j];
+    }
+    sigma = std::sqrt(std::sqrt(norm2));
+    for (double& e : v) e /= std::sqrt(norm2);
+  }
+  return sigma;
+}
+
+TEST(NormProperties, JacobianIsBoundedByRmsNorms) {
+  const std::int64_t c = 24;
+  const OwnedTensor gamma = make_tensor(Device::cpu(), DType::f32, {c}, std::vector<double>(24, 1.0));
+  for (const double lambda : {0.5, 2.0, 9.0})
+    for (const double size : {1e-3, 1.0, 30.0}) {
+      Rng rng(static_cast<std::uint64_t>(lambda * 10 + size));
+      std::vector<double> x(24);
+      for (double& v : x) v = size * rng.normal() + (size > 1 ? 20 * rng.uniform() : 0);
+      const OwnedTensor scale = make_tensor(Device::cpu(), DType::f32, {1}, {lambda});
+      const NormSite rms{.stat = Stat::rms, .map = Map::id, .factor = 1, .eps = 1e-6f, .gamma = gamma};
+      const NormSite bhyt{.stat = Stat::rms, .map = Map::tanh, .factor = 0.1f, .eps = 1e-6f, .gamma = gamma, .scale = scale};
+      EXPECT_LE(jacobian_norm(bhyt, x), lambda / 10 * jacobian_norm(rms, x) * (1 + 1e-4));
+    }
+}
+
+TEST(NormProperties, TraceIdentityEqualsTheDenseProduct) {
+  struct Shape {
+    std::int64_t d, heads, kv, head_dim;
+  };
+  for (const Shape s : {Shape{24, 4, 2, 8}, Shape{17, 3, 3, 4}, Shape{32, 6, 1, 5}, Shape{1, 1, 1, 1}}) {
+    Rng rng(5);
+    std::vector<double> wv(static_cast<std::size_t>(s.kv * s.head_dim * s.d)), wo(static_cast<std::size_t>(s.d * s.heads * s.head_dim));
+    for (double& v : wv) v = static_cast<float>(rng.normal());
+    for (double& v : wo) v = static_cast<float>(rng.normal());
+    double frobenius = 0;  // of the [d, d] product, heads expanded
+    for (std::int64_t i = 0; i < s.d; ++i)
+      for (std::int64_t j = 0; j < s.d; ++j) {
+        double m = 0;
+        for (std::int64_t h = 0; h < s.heads; ++h)
+          for (std::int64_t e = 0; e < s.head_dim; ++e)
+            m += wv[static_cast<std::size_t>((h / (s.heads / s.kv) * s.head_dim + e) * s.d + i)] *
+                 wo[static_cast<std::size_t>(j * s.heads * s.head_dim + h * s.head_dim + e)];
+        frobenius += m * m;
+      }
+    for (const Device device : devices()) {
+      const OwnedTensor v = make_tensor(device, DType::f32, {s.kv * s.head_dim, s.d}, wv),
+                        o = make_tensor(device, DType::f32, {s.d, s.heads * s.head_dim}, wo), c = make_tensor(device, DType::f32, {1});
+      attention_constant(v, o, s.heads, s.kv, 128, c);
+      EXPECT_NEAR(to_doubles(c)[0] / (frobenius / (128.0 * static_cast<double>(s.d))), 1, 1e-5);
+    }
+  }
+}
+
+TEST(NormProperties, ConstantFollowsTheFirstSite) {
+  for (const Device device : devices()) {
+    const OwnedTensor c_attn = make_tensor(device, DType::f32, {1}, {3.0}), lambda = make_tensor(device, DType::f32, {1}, {2.0}),
+                      gamma = make_tensor(device, DType::f32, {3}, {1.0, 2.0, 3.0}), out = make_tensor(device, DType::f32, {1});
+    norm_constant(c_attn, lambda, 0.1f, {}, out);
+    EXPECT_NEAR(to_doubles(out)[0], 3.0 * 0.04, 1e-6);
+    norm_constant(c_attn, {}, 1, gamma, out);
+    EXPECT_NEAR(to_doubles(out)[0], 3.0 * 14 / 3, 1e-5);
+  }
+}
+
+TEST(NormProperties, RowMoments) {
+  for (const Device device : devices()) {
+    const OwnedTensor x = make_tensor(device, DType::f32, {2, 2}, {3, 4, -1, 1}), out = make_tensor(device, DType::f32, {4});
+    row_moments(x, out);
+    const auto m = to_doubles(out);
+    EXPECT_NEAR(m[0], (5 + std::sqrt(2.0)) / 2, 1e-6);
+    EXPECT_NEAR(m[1], (3.5 + 1) / 2, 1e-6);
+    EXPECT_NEAR(m[2], (0.25 + 1) / 2, 1e-6);
+    EXPECT_NEAR(m[3], (12.5 + 1) / 2, 1e-6);
+  }
+}
+
+// method.md §3: with λ/κ < 1/√L BHyT's variance stays at or below LNS's in every layer (the additive recursion, equal constants).
+TEST(NormProperties, BhytVarianceStaysBelowLns) {
+  const auto grow = [](double s2, double pi_c, double output, double rho) {
+    const double c = pi_c * output;
+    return s2 + c + 2 * rho * std::sqrt(s2 * c);
+  };
+  for (const double rho : {0.0, 0.3, 1.0}) {
+    double lns = 1, bhyt = 1;
+    const int layers = 24;
+    const double ratio = 2.0 / 10;  // < 1/√24
+    for (int l = 1; l <= layers; ++l) {
+      for (int site = 0; site < 2; ++site) {
+        lns = grow(lns, 0.8, 1.0 / l, rho);
+        bhyt = grow(bhyt, 0.8, ratio * ratio, rho);
+      }
+      EXPECT_LE(bhyt, lns) << "layer " << l;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace bhyt::testing
