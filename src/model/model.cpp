@@ -306,6 +306,15 @@ void Model::prepare(std::int64_t batch, std::int64_t seq, bool backward, Recompu
   impl_->prepare(batch, seq, backward, recompute);
 }
 
+std::size_t Model::planned_bytes(std::int64_t batch, std::int64_t seq, Recompute recompute) const {
+  const bool backward = std::exchange(impl_->backward, true);
+  const Recompute before = std::exchange(impl_->recompute, recompute);
+  const std::size_t bytes = impl_->activation_bytes(batch, seq);
+  impl_->backward = backward;
+  impl_->recompute = before;
+  return bytes;
+}
+
 MemoryUse Model::memory() const {
   MemoryUse use;
   use.weights = impl_->parameters.value_bytes();

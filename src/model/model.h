@@ -51,6 +51,8 @@ class Model {
 
   // Plans memory for micro-batches of at most `batch` × `seq` tokens. backward = false keeps one layer's activations only.
   void prepare(std::int64_t batch, std::int64_t seq, bool backward, Recompute recompute = Recompute::none);
+  // Bytes that prepare() with a backward would take.
+  std::size_t planned_bytes(std::int64_t batch, std::int64_t seq, Recompute recompute) const;
   MemoryUse memory() const;
 
   // Forward, loss and backward of one micro-batch. loss fp32 [1] += Σ weight·nll; gradients (fp32 arena) += scale · d loss, or = without

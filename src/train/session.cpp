@@ -45,16 +45,15 @@ void inherit_auto(RunConfig& config, const RunDir& dir) {
 
 // As many sequences as half the machine's memory (nine tenths of a GPU's) holds beside weights and optimizer, in pieces of equal size.
 // From the total, not from what is free now: the same machine gives the same bits.
-std::int64_t auto_micro_batch(Model& model, const OptimizerState& state, const RunConfig& config) {
-  model.prepare(1, config.data.seq_len, true, config.train.recompute);
-  const MemoryUse use = model.memory();
-  const auto per_row = static_cast<double>(use.activations + use.workspace);
-  const auto fixed = static_cast<double>(use.weights + state.gradients.memory.bytes() + state.master_and_moment_bytes());
+std::int64_t auto_micro_batch(const Model& model, const OptimizerState& state, const RunConfig& config) {
+  const auto fixed =
+      static_cast<double>(model.parameters().value_bytes() + state.gradients.memory.bytes() + state.master_and_moment_bytes());
   const double room = static_cast<double>(total_memory(model.device())) * (model.device().is_cuda() ? 0.9 : 0.5) - fixed;
   const std::int64_t batch = config.train.batch;
-  const auto fits = static_cast<std::int64_t>(std::clamp(room / per_row, 1.0, static_cast<double>(batch)));
-  const std::int64_t pieces = (batch + fits - 1) / fits;
-  return (batch + pieces - 1) / pieces;
+  for (std::int64_t pieces = 1;; ++pieces) {
+    const std::int64_t rows = (batch + pieces - 1) / pieces;
+    if (rows == 1 || static_cast<double>(model.planned_bytes(rows, config.data.seq_len, config.train.recompute)) <= room) return rows;
+  }
 }
 
 void open_model(Session& s, Device device, bool resuming) {

@@ -268,8 +268,10 @@ TEST(Model, EveryRecomputeNeedsLessMemory) {
   Model m = make_model(small_config("bhyt", 2));
   std::size_t before = SIZE_MAX;
   for (const Recompute r : {Recompute::none, Recompute::norm, Recompute::swiglu, Recompute::block}) {
+    const std::size_t planned = m.planned_bytes(64, kSeq, r);
     m.prepare(64, kSeq, true, r);
     EXPECT_LT(m.memory().activations, before);
+    EXPECT_EQ(m.memory().activations + m.memory().workspace, planned);
     before = m.memory().activations;
   }
 }
