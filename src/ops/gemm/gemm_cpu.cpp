@@ -15,9 +15,6 @@ namespace {
 constexpr std::int64_t kPanelRows = 10 * kCut, kPanelCols = 20 * kCut, kPanelDepth = 1024;
 // Up to here a product by a transposed matrix is bound by reading that matrix, which the libraries would copy first.
 constexpr std::int64_t kFewRows = 4;
-// Up to here (m·n·k) an fp32 product is summed in double: models of a test's size then lose no more than their tensors' own rounding, and
-// the time does not show in a run.
-constexpr std::int64_t kExact = 4 << 20;
 
 BHYT_CLONES void widen(const bf16* in, float* out, std::int64_t n) {
 #pragma omp simd
@@ -156,30 +153,6 @@ void rows_times_transposed(const Product<In, Out>& p) {
   });
 }
 
-BHYT_CLONES void add_scaled(double* sum, double factor, const double* row, std::int64_t n) {
-#pragma omp simd
-  for (std::int64_t i = 0; i < n; ++i) sum[i] += factor * row[i];
-}
-
-void exact_product(const Product<float, float>& p) {
-  struct Right;
-  double* const b = scratch<Right, double>(p.k * p.n);  // op(b), row major
-  for (std::int64_t l = 0; l < p.k; ++l)
-    for (std::int64_t j = 0; j < p.n; ++j) b[l * p.n + j] = p.b[p.trans_b ? j * p.ldb + l : l * p.ldb + j];
-  parallel_for(p.m, 65536 / (p.k * p.n) + 1, [&](std::int64_t begin, std::int64_t end) {
-    struct Sum;
-    double* const sum = scratch<Sum, double>(p.n);
-    for (std::int64_t i = begin; i < end; ++i) {
-      float* const c = p.c + i * p.ldc;
-      for (std::int64_t j = 0; j < p.n; ++j) sum[j] = p.accumulate ? c[j] : 0.0f;
-      for (std::int64_t l = 0; l < p.k; ++l)
-        add_scaled(sum, static_cast<double>(p.alpha) * static_cast<double>(p.a[p.trans_a ? l * p.lda + i : i * p.lda + l]), b + l * p.n,
-                   p.n);
-      for (std::int64_t j = 0; j < p.n; ++j) c[j] = static_cast<float>(sum[j]);
-    }
-  });
-}
-
 template <class In, class Out>
 void multiply(const Product<In, Out>& p) {
   if (p.m == 0 || p.n == 0) return;
@@ -189,8 +162,6 @@ void multiply(const Product<In, Out>& p) {
     return;
   }
   if (p.m <= kFewRows && p.trans_b) return rows_times_transposed(p);
-  if constexpr (std::is_same_v<In, float> && std::is_same_v<Out, float>)
-    if (p.m * p.n * p.k <= kExact) return exact_product(p);
   product_by_pieces(p);
 }
 
