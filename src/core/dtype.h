@@ -73,7 +73,7 @@ BHYT_BOTH bf16 to_bf16(float f) {
 }
 
 // An fp32 in two halves: the bf16 that models compute with, here rounded half away from zero, and what is missing from it, so that both
-// together give every bit back.
+// together give every bit back (of a NaN, that it is one).
 struct SplitFloat {
   bf16 value;
   std::uint16_t rest;  // two's complement
@@ -81,6 +81,7 @@ struct SplitFloat {
 BHYT_BOTH SplitFloat split(float f) {
   std::uint32_t u;
   memcpy(&u, &f, 4);
+  u = f == f ? u : 0x7FC00000u;
   return {bf16{static_cast<std::uint16_t>((u + 0x8000u) >> 16)}, static_cast<std::uint16_t>(u)};
 }
 BHYT_BOTH float join(bf16 value, std::uint16_t rest) {

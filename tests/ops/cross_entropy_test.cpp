@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "tests/devices.h"
 #include "tests/ops/case.h"
 
 namespace bhyt::testing {
@@ -98,40 +99,76 @@ std::vector<Case> benchmarks() { return {cross_entropy_case({2048, 512, 32000}),
 
 OP_CASES(CrossEntropy, tests, benchmarks)
 
-// Two chunks of a large vocabulary: the whole call gives each row what it gets alone.
-TEST(CrossEntropy, ChunksDoNotShow) {
-  const std::int64_t n = 70, c = 2, v = 262147;
+// Several chunks of a large vocabulary: the whole call gives each row what it gets alone. The whole call writes dw, the parts add to it.
+void check_chunks(Device device) {
+  const std::int64_t n = 150, c = 2, v = 262147;
   const std::vector<Input> inputs{{"x", {n, c}}, {"w", {v, c}}, {"targets", {n}, Role::integer, Fill::integers, static_cast<double>(v)}};
   const Arrays a = draw(inputs, DType::f32);
-  const Device cpu = Device::cpu();
-  const OwnedTensor x = make_tensor(cpu, DType::f32, {n, c}, a.at("x")), w = make_tensor(cpu, DType::f32, {v, c}, a.at("w"));
-  const OwnedTensor targets = make_tensor(cpu, DType::i32, {n}, a.at("targets"));
-  const auto bytes = static_cast<std::int64_t>(cross_entropy_workspace(n, c, v, DType::f32, cpu));
+  const OwnedTensor x = make_tensor(device, DType::f32, {n, c}, a.at("x")), w = make_tensor(device, DType::f32, {v, c}, a.at("w"));
+  const OwnedTensor targets = make_tensor(device, DType::i32, {n}, a.at("targets"));
+  const auto bytes = static_cast<std::int64_t>(cross_entropy_workspace(n, c, v, DType::f32, device));
   ASSERT_LT(bytes, n * v * 4);
-  const OwnedTensor workspace = make_tensor(cpu, DType::u8, {bytes});
-  const auto run = [&](std::int64_t first, std::int64_t count, const Tensor& losses, const Tensor& dx, const Tensor& dw) {
+  const OwnedTensor workspace = make_tensor(device, DType::u8, {bytes});
+  struct Results {
+    OwnedTensor losses, dx, dw;
+  };
+  const auto results = [&](double dw) {
+    return Results{make_tensor(device, DType::f32, {n}), make_tensor(device, DType::f32, {n, c}),
+                   make_tensor(device, DType::f32, {v, c}, std::vector<double>(static_cast<std::size_t>(v * c), dw))};
+  };
+  const auto run = [&](std::int64_t first, std::int64_t count, const Results& r, bool accumulate) {
     cross_entropy({.x = x.t.row_slice(first, count),
                    .w = w,
-                   .targets = Tensor(targets.t.as<std::int32_t>() + first, DType::i32, cpu, {count}),
-                   .losses = Tensor(losses.as<float>() + first, DType::f32, cpu, {count}),
-                   .dx = dx.row_slice(first, count),
-                   .dw = dw,
+                   .targets = Tensor(targets.t.as<std::int32_t>() + first, DType::i32, device, {count}),
+                   .losses = Tensor(r.losses.t.as<float>() + first, DType::f32, device, {count}),
+                   .dx = r.dx.t.row_slice(first, count),
+                   .dw = r.dw,
+                   .accumulate = accumulate,
                    .workspace = workspace});
   };
-  const auto buffers = [&] {
-    return std::array{make_tensor(cpu, DType::f32, {n}), make_tensor(cpu, DType::f32, {n, c}), make_tensor(cpu, DType::f32, {v, c})};
-  };
-  const auto whole = buffers(), parts = buffers();
-  zero(whole[2]);
-  zero(parts[2]);
-  run(0, n, whole[0], whole[1], whole[2]);
-  for (std::int64_t i = 0; i < n; i += 35) run(i, 35, parts[0], parts[1], parts[2]);
-  for (int k = 0; k < 3; ++k) {
-    const auto a1 = to_doubles(whole[static_cast<std::size_t>(k)]), a2 = to_doubles(parts[static_cast<std::size_t>(k)]);
+  const Results whole = results(7), parts = results(0);
+  run(0, n, whole, false);
+  for (std::int64_t i = 0; i < n; i += 50) run(i, 50, parts, true);
+  for (const auto& [one, other] : {std::pair{&whole.losses, &parts.losses}, {&whole.dx, &parts.dx}, {&whole.dw, &parts.dw}}) {
+    const auto a1 = to_doubles(*one), a2 = to_doubles(*other);
     double worst = 0;
     for (std::size_t i = 0; i < a1.size(); ++i) worst = std::max(worst, std::fabs(a1[i] - a2[i]));
-    EXPECT_LE(worst, 3e-6) << k;
+    EXPECT_LE(worst, 3e-6) << a1.size();
   }
+}
+
+TEST(CrossEntropy, ChunksDoNotShow) {
+  for (const Device device : test::devices()) check_chunks(device);
+}
+
+// One logit that is no number makes the loss none, wherever it stands; an infinite loss of weight 0 costs nothing.
+TEST(CrossEntropy, BadLogitsShowUnlessTheyWeighNothing) {
+  const std::int64_t v = 97;
+  for (const Device device : test::devices())
+    for (const std::size_t bad : {std::size_t{0}, std::size_t{33}, std::size_t{96}})
+      for (const bool nan : {true, false}) {
+        std::vector<double> rows(static_cast<std::size_t>(v), 1);
+        rows[bad] = nan ? NAN : -INFINITY;
+        const OwnedTensor x = make_tensor(device, DType::f32, {2, 1}, {1, 1}), w = make_tensor(device, DType::f32, {v, 1}, rows);
+        const auto target = static_cast<double>(nan ? 5 : bad);
+        const OwnedTensor targets = make_tensor(device, DType::i32, {2}, {target, 5});
+        const OwnedTensor weights = make_tensor(device, DType::f32, {2}, {nan ? 1.0 : 0.0, 1});
+        const OwnedTensor losses = make_tensor(device, DType::f32, {2}), loss = make_tensor(device, DType::f32, {1}, {0});
+        const auto bytes = static_cast<std::int64_t>(cross_entropy_workspace(2, 1, v, DType::f32, device));
+        cross_entropy({.x = x,
+                       .w = w,
+                       .targets = targets,
+                       .weights = weights,
+                       .loss = loss,
+                       .losses = losses,
+                       .workspace = make_tensor(device, DType::u8, {bytes})});
+        EXPECT_EQ(std::isnan(to_doubles(losses)[0]), nan) << bad;
+        EXPECT_EQ(std::isinf(to_doubles(losses)[0]), !nan) << bad;
+        if (nan)
+          EXPECT_TRUE(std::isnan(to_doubles(loss)[0])) << bad;
+        else
+          EXPECT_NEAR(to_doubles(loss)[0], std::log(96.0), 1e-5) << bad;
+      }
 }
 
 TEST(CrossEntropy, MemoryDoesNotGrowWithTheTokens) {

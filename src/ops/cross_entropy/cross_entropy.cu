@@ -38,10 +38,10 @@ __device__ __forceinline__ void take(Online& o, const float (&v)[U][V]) {
   float top = o.top;
 #pragma unroll
   for (int i = 0; i < U * V; ++i) top = fmaxf(top, v[i / V][i % V]);
-  if (top == -INFINITY) return;
-  o.sum *= __expf(o.top - top);
+  const float base = top == -INFINITY ? 0.f : top;  // a NaN is no maximum, but must reach the sum
+  o.sum *= __expf(o.top - base);
 #pragma unroll
-  for (int i = 0; i < U * V; ++i) o.sum += __expf(v[i / V][i % V] - top);
+  for (int i = 0; i < U * V; ++i) o.sum += __expf(v[i / V][i % V] - base);
   o.top = top;
 }
 __device__ __forceinline__ Online join(const Online& a, const Online& b) {
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kThreads)
     if (target >= vocab) loss = NAN;  // the caller's mistake must not pass for a loss
     if (target >= 0 && target < vocab) loss = o.top + logf(o.sum) - load1(x + target);
     if (losses) losses[row] = loss;
-    weighted[row] = weight * loss;
+    weighted[row] = weight == 0 ? 0 : weight * loss;
     if (greedy) greedy[row] = o.place;
   }
   if (!backward) return;
