@@ -63,9 +63,11 @@ BHYT_BOTH float fast_tanh(float argument) {
 BHYT_BOTH double fast_tanh(double x) { return std::tanh(x); }
 
 // For results that are rounded to bf16: within 2^-13 of the value, half of fast_tanh's work. Odd; the fit reaches ±1 at the clamp, so that
-// the slope 1 − y² ends there.
-BHYT_BOTH float short_tanh(float argument) {
-  const float low = argument < -5.0573f ? -5.0573f : argument, x = low > 5.0573f ? 5.0573f : low, t = x * x;
+// the slope 1 − y² ends there. Loops pass the clamp as a number that the compiler does not know: otherwise it works out what lies beyond,
+// and computes three cases behind masks.
+constexpr float kShortTanhClamp = 5.0573f;
+BHYT_BOTH float short_tanh(float argument, float clamp = kShortTanhClamp) {
+  const float low = argument < -clamp ? -clamp : argument, x = low > clamp ? clamp : low, t = x * x;
   return x * (0.999948025f + t * (0.102417655f + t * 0.000670564477f)) / (1.0f + t * (0.435432434f + t * 0.0128198769f));
 }
 

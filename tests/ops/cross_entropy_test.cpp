@@ -129,11 +129,13 @@ void check_chunks(Device device) {
   const Results whole = results(7), parts = results(0);
   run(0, n, whole, false);
   for (std::int64_t i = 0; i < n; i += 50) run(i, 50, parts, true);
+  // dx sums over the vocabulary in fp32; on a GPU the order depends on the number of rows.
+  const double bar = device.is_cuda() ? 3e-4 : 3e-6;
   for (const auto& [one, other] : {std::pair{&whole.losses, &parts.losses}, {&whole.dx, &parts.dx}, {&whole.dw, &parts.dw}}) {
     const auto a1 = to_doubles(*one), a2 = to_doubles(*other);
     double worst = 0;
     for (std::size_t i = 0; i < a1.size(); ++i) worst = std::max(worst, std::fabs(a1[i] - a2[i]));
-    EXPECT_LE(worst, 3e-6) << a1.size();
+    EXPECT_LE(worst, bar) << a1.size();
   }
 }
 

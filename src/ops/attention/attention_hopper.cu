@@ -58,77 +58,38 @@ struct Softmax {
 template <class S, bool Documents>
 __device__ __forceinline__ void forward(const Call& a, const Maps& maps) {
   extern __shared__ __align__(1024) char room[];
-  const unsigned base = flash::shared_address(room);
-  const Ring<S> ring{base + S::kBarriers};
-  // The last queries see the most keys: they begin first.
-  const int q0 = static_cast<int>(gridDim.y - 1 - blockIdx.y) * S::kOwned;
-  const int h = blockIdx.x, b = blockIdx.z, kv = h / (a.heads / a.kv_heads);
-  const std::int32_t* first = Documents ? a.first + static_cast<std::int64_t>(b) * a.seq : nullptr;
-  const int warp = flash::warp_index(), group = warp / 4, r0 = q0 + group * kRows, w0 = r0 + warp % 4 * 16;  // its queries, the warp's
-  const int begin = Documents ? first[q0] / kRows : 0, end = (min(q0 + S::kOwned, a.seq) - 1) / kRows + 1;
-  const int steps = end - begin, mine = min(r0 / kRows + 1, end) - begin;
-  const bool loads = warp == S::kGroups * 4 - 4 && lane() == 0;  // of the last warpgroup, which sees all tiles
-  const auto load_keys = [&](int step) {
-    if (step >= steps) return;
-    ring.claim(step);
-    const unsigned to = base + S::kStream + step % S::kStages * 2 * kTile, full = ring.full(step);
-    barrier_arrive(full, 2 * kTile);
-    load_tile(to, maps.qkv, (a.heads + kv) * 64, (begin + step) * kRows, b, full);
-    load_tile(to + kTile, maps.qkv, (a.heads + a.kv_heads + kv) * 64, (begin + step) * kRows, b, full);
-  };
-  if (loads) ring.init();
-  __syncthreads();
-  if (loads) {
-    barrier_arrive(ring.owned(), S::kGroups * kTile);
-    for (int g = 0; g < S::kGroups; ++g) load_tile(base + g * kTile, maps.qkv, h * 64, q0 + g * kRows, b, ring.owned());
-    for (int step = 0; step < S::kLead; ++step) load_keys(step);
-  }
-  __syncwarp();
+  const Queries<S, Documents> own(a, maps, room);
+  const Ring<S>& ring = own.ring;
+  const int h = own.h, b = own.b;
+  own.start(S::kGroups * kTile, [&](int g, int row) { load_tile(own.base + g * kTile, maps.qkv, h * 64, row, b, ring.owned()); });
 
   const float c = a.scale * kLog2e;
-  int from[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) from[r] = Documents ? first[min(w0 + 8 * r + lane() / 4, a.seq - 1)] : 0;
-  // Tiles before this one are not seen whole by all queries of the warpgroup.
-  const int whole = Documents ? (first[min(r0 + kRows, a.seq) - 1] + kRows - 1) / kRows : 0;
-  const std::uint64_t q = descriptor(base + group * kTile);
-  const auto keys = [&](int step) { return descriptor(base + S::kStream + step % S::kStages * 2 * kTile); };
-  const auto values = [&](int step) { return descriptor(base + S::kStream + step % S::kStages * 2 * kTile + kTile); };
-
+  const std::uint64_t q = descriptor(own.base + own.group * kTile);
   Block s, o;
   Softmax softmax;
   const auto exponentials = [&](int step) {
-    const int tile = begin + step;
-    if (tile * kRows == r0 || (Documents && tile < whole)) {
-#pragma unroll
-      for (int n = 0; n < 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int at = tile * kRows + 8 * n + lane() % 4 * 2 + i % 2, position = w0 + 8 * (i / 2) + lane() / 4;
-          if (at > position || (Documents && at < from[i / 2])) s[0][n][i] = -INFINITY;
-        }
-    }
+    own.mask(s, step);
     return softmax(s, c);
   };
   flash::clear(o);
   barrier_wait(ring.owned(), 0);
   ring.wait(0);
   fence();
-  multiply_rows(s, q, keys(0));
+  multiply_rows(s, q, own.keys(0));
   commit();
   wait<0>();
   pin(s);
   exponentials(0);
   Left left(s);
-  for (int step = 0; step + 1 < mine; ++step) {
-    if (loads) load_keys(step + S::kLead);
+  for (int step = 0; step + 1 < own.mine; ++step) {
+    if (own.loads) own.load_keys(step + S::kLead);
     __syncwarp();
     ring.wait(step + 1);
     pin(left);
     fence();
-    multiply_rows(s, q, keys(step + 1));
+    multiply_rows(s, q, own.keys(step + 1));
     commit();
-    multiply_columns(o, left, values(step));
+    multiply_columns(o, left, own.values(step));
     commit();
     wait<1>();
     pin(s);
@@ -146,7 +107,7 @@ __device__ __forceinline__ void forward(const Call& a, const Maps& maps) {
   }
   pin(left);
   fence();
-  multiply_columns(o, left, values(mine - 1));
+  multiply_columns(o, left, own.values(own.mine - 1));
   commit();
   wait<0>();
   pin(o);
@@ -160,12 +121,12 @@ __device__ __forceinline__ void forward(const Call& a, const Maps& maps) {
     const float inverse = 1 / sum;
 #pragma unroll
     for (int n = 0; n < 8; ++n) o[0][n][2 * r] *= inverse, o[0][n][2 * r + 1] *= inverse;
-    const int t = w0 + 8 * r + lane() / 4;
+    const int t = own.w0 + 8 * r + lane() / 4;
     if (a.lse && t < a.seq && lane() % 4 == 0)
       a.lse[(static_cast<std::int64_t>(b) * a.heads + h) * a.seq + t] = softmax.base[r] * a.scale + logf(sum);
   }
   bf16* out = a.out + static_cast<std::int64_t>(b) * a.seq * a.ld_out + static_cast<std::int64_t>(h) * 64;
-  flash::store_rows<64>(o, room + group * kTile + warp % 4 * 16 * 128, out, a.ld_out, w0, a.seq);
+  flash::store_rows<64>(o, room + own.group * kTile + own.warp % 4 * 16 * 128, out, a.ld_out, own.w0, a.seq);
 }
 
 #endif

@@ -63,64 +63,24 @@ struct Deltas {
 template <class S, bool Documents>
 __device__ __forceinline__ void own_queries(const Call& a, const Maps& maps) {
   extern __shared__ __align__(1024) char room[];
-  const unsigned base = flash::shared_address(room);
-  const Ring<S> ring{base + S::kBarriers};
-  // The last queries see the most keys: they begin first.
-  const int q0 = static_cast<int>(gridDim.y - 1 - blockIdx.y) * S::kOwned;
-  const int h = blockIdx.x, b = blockIdx.z, kv = h / (a.heads / a.kv_heads);
-  const std::int32_t* first = Documents ? a.first + static_cast<std::int64_t>(b) * a.seq : nullptr;
-  const int warp = flash::warp_index(), group = warp / 4, r0 = q0 + group * kRows;  // the warpgroup's queries
-  const int begin = Documents ? first[q0] / kRows : 0, end = (min(q0 + S::kOwned, a.seq) - 1) / kRows + 1;
-  const int steps = end - begin, mine = min(r0 / kRows + 1, end) - begin;
-  const bool loads = warp == S::kGroups * 4 - 4 && lane() == 0;  // of the last warpgroup, which sees all tiles
-  const auto load_keys = [&](int step) {
-    if (step >= steps) return;
-    ring.claim(step);
-    const unsigned to = base + S::kStream + step % S::kStages * 2 * kTile, full = ring.full(step);
-    barrier_arrive(full, 2 * kTile);
-    load_tile(to, maps.qkv, (a.heads + kv) * 64, (begin + step) * kRows, b, full);
-    load_tile(to + kTile, maps.qkv, (a.heads + a.kv_heads + kv) * 64, (begin + step) * kRows, b, full);
-  };
-  if (loads) ring.init();
-  __syncthreads();
-  if (loads) {
-    barrier_arrive(ring.owned(), 2 * S::kGroups * kTile);
-    for (int g = 0; g < S::kGroups; ++g) {
-      load_tile(base + 2 * g * kTile, maps.qkv, h * 64, q0 + g * kRows, b, ring.owned());
-      load_tile(base + (2 * g + 1) * kTile, maps.dout, h * 64, q0 + g * kRows, b, ring.owned());
-    }
-    for (int step = 0; step < S::kLead; ++step) load_keys(step);
-  }
-  __syncwarp();
+  const Queries<S, Documents> own(a, maps, room);
+  const Ring<S>& ring = own.ring;
+  const int h = own.h, b = own.b;
+  own.start(2 * S::kGroups * kTile, [&](int g, int row) {
+    load_tile(own.base + 2 * g * kTile, maps.qkv, h * 64, row, b, ring.owned());
+    load_tile(own.base + (2 * g + 1) * kTile, maps.dout, h * 64, row, b, ring.owned());
+  });
 
   const float c = a.scale * kLog2e;
-  const int w0 = r0 + warp % 4 * 16;  // the warp's queries
-  const Deltas deltas(a, b, h, w0);
+  const Deltas deltas(a, b, h, own.w0);
   float lse[2], delta[2];
-  int from[2];
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int t = min(w0 + 8 * r + lane() / 4, a.seq - 1);
-    lse[r] = a.lse[(static_cast<std::int64_t>(b) * a.heads + h) * a.seq + t] * kLog2e, from[r] = Documents ? first[t] : 0;
-  }
-  // Tiles before this one are not seen whole by all queries of the warpgroup.
-  const int whole = Documents ? (first[min(r0 + kRows, a.seq) - 1] + kRows - 1) / kRows : 0;
-  const std::uint64_t q = descriptor(base + 2 * group * kTile), g = descriptor(base + (2 * group + 1) * kTile);
-  const auto keys = [&](int step) { return descriptor(base + S::kStream + step % S::kStages * 2 * kTile); };
-  const auto values = [&](int step) { return descriptor(base + S::kStream + step % S::kStages * 2 * kTile + kTile); };
+  for (int r = 0; r < 2; ++r) lse[r] = a.lse[(static_cast<std::int64_t>(b) * a.heads + h) * a.seq + own.position(r)] * kLog2e;
+  const std::uint64_t q = descriptor(own.base + 2 * own.group * kTile), g = descriptor(own.base + (2 * own.group + 1) * kTile);
 
   Block s, ds, dq;
   const auto exponentials = [&](Block& p, int step) {
-    const int tile = begin + step;
-    if (tile * kRows == r0 || (Documents && tile < whole)) {
-#pragma unroll
-      for (int n = 0; n < 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int at = tile * kRows + 8 * n + lane() % 4 * 2 + i % 2, position = w0 + 8 * (i / 2) + lane() / 4;
-          if (at > position || (Documents && at < from[i / 2])) s[0][n][i] = -INFINITY;
-        }
-    }
+    own.mask(s, step);
 #pragma unroll
     for (int n = 0; n < 8; ++n)
 #pragma unroll
@@ -134,25 +94,25 @@ __device__ __forceinline__ void own_queries(const Call& a, const Maps& maps) {
     return Left(ds);
   };
   barrier_wait(ring.owned(), 0);
-  deltas(room + (2 * group + 1) * kTile + warp % 4 * 16 * 128, delta);
-  if (lane() % 4 == 0 && r0 < a.seq) {
-    float* stats = stats_of(a, b, h, r0 / kRows) + w0 - r0 + lane() / 4;
+  deltas(room + (2 * own.group + 1) * kTile + own.warp % 4 * 16 * 128, delta);
+  if (lane() % 4 == 0 && own.r0 < a.seq) {
+    float* stats = stats_of(a, b, h, own.r0 / kRows) + own.w0 - own.r0 + lane() / 4;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const bool real = w0 + 8 * r + lane() / 4 < a.seq;
+      const bool real = own.w0 + 8 * r + lane() / 4 < a.seq;
       stats[8 * r] = real ? lse[r] : 0, stats[8 * r + kRows] = real ? delta[r] : 0;
-      if (Documents) reinterpret_cast<std::int32_t*>(stats)[8 * r + 2 * kRows] = from[r];
+      if (Documents) reinterpret_cast<std::int32_t*>(stats)[8 * r + 2 * kRows] = own.from[r];
     }
   }
   flash::clear(dq), flash::clear(ds);
-  for (int step = 0; step < mine; ++step) {
-    if (loads) load_keys(step + S::kLead);
+  for (int step = 0; step < own.mine; ++step) {
+    if (own.loads) own.load_keys(step + S::kLead);
     __syncwarp();
     ring.wait(step);
     fence();
-    multiply_rows(s, q, keys(step));
+    multiply_rows(s, q, own.keys(step));
     commit();
-    multiply_rows(ds, g, values(step));
+    multiply_rows(ds, g, own.values(step));
     commit();
     wait<1>();
     pin(s);
@@ -162,7 +122,7 @@ __device__ __forceinline__ void own_queries(const Call& a, const Maps& maps) {
     Left left = gradient(s);
     pin(left);
     fence();
-    multiply_columns(dq, left, keys(step));
+    multiply_columns(dq, left, own.keys(step));
     commit();
     wait<0>();
     pin(left);
@@ -173,7 +133,7 @@ __device__ __forceinline__ void own_queries(const Call& a, const Maps& maps) {
   __syncthreads();  // nobody reads the queries any more
   flash::scale_by(dq, a.scale);
   bf16* to = a.dqkv + static_cast<std::int64_t>(b) * a.seq * a.ld_dqkv + static_cast<std::int64_t>(h) * 64;
-  flash::store_rows<64>(dq, room + 2 * group * kTile + warp % 4 * 16 * 128, to, a.ld_dqkv, w0, a.seq);
+  flash::store_rows<64>(dq, room + 2 * own.group * kTile + own.warp % 4 * 16 * 128, to, a.ld_dqkv, own.w0, a.seq);
 }
 
 // Scores are kept transposed, keys by queries; the queries of all heads of the group stream past.

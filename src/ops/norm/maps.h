@@ -27,10 +27,6 @@ struct TanhMap {
     return T(1) - y * y;
   }
 };
-// For rows of bf16 on a CPU.
-struct ShortTanhMap : TanhMap {
-  BHYT_BOTH static float value(float u) { return short_tanh(u); }
-};
 struct ErfMap {
   template <class T>
   BHYT_BOTH static T value(T u) {

@@ -102,10 +102,10 @@ struct Site {
   }
 };
 
-// Sixteen sums side by side: enough to hide the latency of an addition, and the same bits for every vector width.
+// Sums side by side: enough to hide the latency of an addition, and the same bits for every vector width.
 template <class F>
 BHYT_BOTH float sum_over(std::int64_t c, F&& f) {
-  constexpr int kLanes = 16;
+  constexpr int kLanes = 32;
   float s[kLanes] = {};
   std::int64_t j = 0;
   for (; j + kLanes <= c; j += kLanes)
@@ -116,17 +116,25 @@ BHYT_BOTH float sum_over(std::int64_t c, F&& f) {
   return s[0];
 }
 
+// For rows of bf16.
+struct ShortTanhMap : TanhMap {
+  float clamp = kShortTanhClamp;
+  ShortTanhMap() { asm("" : "+m"(clamp)); }  // NOLINT: not to be seen through
+  float value(float u) const { return short_tanh(u, clamp); }
+};
+
 template <class M, class T>
 BHYT_BOTH void map_loop(const T* x, T* z, std::int64_t c, RowScale s, float shift, const float* gamma, const float* beta) {
+  const M map;
   if (beta) {
 #pragma omp simd
-    for (std::int64_t j = 0; j < c; ++j) z[j] = from_float<T>(gamma[j] * M::value(s.a * (to_float(x[j]) - s.mean) + shift) + beta[j]);
+    for (std::int64_t j = 0; j < c; ++j) z[j] = from_float<T>(gamma[j] * map.value(s.a * (to_float(x[j]) - s.mean) + shift) + beta[j]);
   } else if (s.mean == 0) {
 #pragma omp simd
-    for (std::int64_t j = 0; j < c; ++j) z[j] = from_float<T>(gamma[j] * M::value(s.a * to_float(x[j]) + shift));
+    for (std::int64_t j = 0; j < c; ++j) z[j] = from_float<T>(gamma[j] * map.value(s.a * to_float(x[j]) + shift));
   } else {
 #pragma omp simd
-    for (std::int64_t j = 0; j < c; ++j) z[j] = from_float<T>(gamma[j] * M::value(s.a * (to_float(x[j]) - s.mean) + shift));
+    for (std::int64_t j = 0; j < c; ++j) z[j] = from_float<T>(gamma[j] * map.value(s.a * (to_float(x[j]) - s.mean) + shift));
   }
 }
 
@@ -139,11 +147,12 @@ struct RowSums {
 template <class M, class T>
 BHYT_BOTH RowSums slope_loop(const T* x, const T* dz, float* du, std::int64_t c, RowScale s, float shift, const float* gamma, float* dgamma,
                              float* dbeta) {
+  const M map;
   float s1 = 0, s0 = 0;
 #pragma omp simd reduction(+ : s1, s0)
   for (std::int64_t j = 0; j < c; ++j) {
-    const float centred = to_float(x[j]) - s.mean, d = to_float(dz[j]), u = s.a * centred + shift, y = M::value(u);
-    const float g = gamma[j] * d * M::slope(u, y);
+    const float centred = to_float(x[j]) - s.mean, d = to_float(dz[j]), u = s.a * centred + shift, y = map.value(u);
+    const float g = gamma[j] * d * map.slope(u, y);
     du[j] = g;
     dgamma[j] += d * y;
     s1 += g * centred;
@@ -265,12 +274,14 @@ template <class T, class M>
 void forward_rows(const Site& s, const NormForward& call, std::int64_t begin, std::int64_t end, double& aux) {
   float* stats = floats(call.stats);
   const bool past_sum = call.add && past_cache(call.sum, sizeof(T)), past_z = past_cache(call.z, sizeof(T));
-  std::vector<T> rows(static_cast<std::size_t>(past_sum || past_z ? 2 * s.c : 0));
+  std::vector<T> row(static_cast<std::size_t>(past_sum ? s.c : 0));
+  T piece[kPiece];
   for (std::int64_t i = begin; i < end; ++i) {
-    const T* x = call.x.as<T>() + i * call.x.ld;
-    if (call.add) {
-      T *to = call.sum.as<T>() + i * call.sum.ld, *sum = past_sum ? rows.data() : to;
-      add_into(x, call.add.as<T>() + i * call.add.ld, sum, s.c);
+    const T *x = call.x.as<T>() + i * call.x.ld, *add = call.add ? call.add.as<T>() + i * call.add.ld : nullptr;
+    const T *next = i + 1 < end ? x + call.x.ld : nullptr, *next_add = next && add ? add + call.add.ld : nullptr;
+    if (add) {
+      T *to = call.sum.as<T>() + i * call.sum.ld, *sum = past_sum ? row.data() : to;
+      add_into(x, add, sum, s.c);
       if (past_sum) write_past_cache(sum, to, s.c);
       x = sum;
     }
@@ -283,12 +294,19 @@ void forward_rows(const Site& s, const NormForward& call, std::int64_t begin, st
       aux += gap * gap;
     }
     const RowScale scale = s.scale(r.s0, r.s1, i);
-    T *to = call.z.as<T>() + i * call.z.ld, *z = past_z ? rows.data() + s.c : to;
-    if (s.gate)
-      gated_row(x, z, s.c, scale.a, std::tanh(r.s1), s.gamma, s.gate);
-    else
-      map_row(RowMap<M, T>{}, x, z, s.c, scale, s.shift, s.gamma, s.beta);
-    if (past_z) write_past_cache(z, to, s.c);
+    const float t = s.gate ? std::tanh(r.s1) : 0;
+    // The next row comes while this one is mapped.
+    for (std::int64_t j = 0; j < s.c; j += kPiece) {
+      const std::int64_t n = std::min(kPiece, s.c - j);
+      if (next) fetch(next + j, n);
+      if (next_add) fetch(next_add + j, n);
+      T *to = call.z.as<T>() + i * call.z.ld + j, *z = past_z ? piece : to;
+      if (s.gate)
+        gated_row(x + j, z, n, scale.a, t, s.gamma + j, s.gate + j);
+      else
+        map_row(RowMap<M, T>{}, x + j, z, n, scale, s.shift, s.gamma + j, s.beta ? s.beta + j : nullptr);
+      if (past_z) write_past_cache(z, to, n);
+    }
   }
   if (past_sum || past_z) finish_writes();
 }
