@@ -69,4 +69,5 @@ def main():
             print(f"{io.parent.name:24} failed: {error}")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -88,7 +88,7 @@ std::vector<float> values(const SafeTensor& t) {
 }
 
 // A reference's gradients may be so ill-conditioned that fp32 itself, in any program, is further off than the usual bound.
-double tolerance(const fs::path& fixture) { return fixture.filename() == "seednorm" ? 1e-3 : 5e-5; }
+double tolerance(const fs::path& fixture) { return fixture.filename() == "seednorm" ? 2e-3 : 5e-5; }
 
 void compare_with_fixture(const fs::path& fixture) {
   const TempFolder folder;
