@@ -29,13 +29,17 @@ if wants tests; then
   done
 fi
 if wants sanitizer; then
-  # By our attention kernels: cuDNN's read parts of their own workspace that nobody wrote, which initcheck reports.
-  for tool in memcheck initcheck racecheck; do
-    seconds "compute-sanitizer $tool"
-    BHYT_ATTENTION=hopper timeout 200 compute-sanitizer --tool "$tool" --error-exitcode 9 "$bundle/test_ops" \
-      --gtest_filter="${SANITIZER_FILTER:-Norm.Cases:Attention.Cases:Swiglu.*:Rope.Cases:Embedding.Cases:AdamW.Cases:CrossEntropy.Cases}" >"$logs/sanitizer-$tool.log" 2>&1
+  # sanitize TOOL NAME FILTER
+  sanitize() {
+    seconds "compute-sanitizer $1, $2"
+    timeout 200 compute-sanitizer --tool "$1" --error-exitcode 9 "$bundle/test_ops" --gtest_filter="$3" >"$logs/sanitizer-$1-$2.log" 2>&1
     echo "exit $?"
-    grep -E "ERROR SUMMARY|RACECHECK SUMMARY" "$logs/sanitizer-$tool.log"
+    grep -E "ERROR SUMMARY|RACECHECK SUMMARY" "$logs/sanitizer-$1-$2.log"
+  }
+  for tool in memcheck initcheck racecheck; do
+    sanitize $tool operations "${SANITIZER_FILTER:-Norm.Cases:Swiglu.*:Rope.Cases:Embedding.Cases:AdamW.Cases:CrossEntropy.Cases}"
+    # Not by cuDNN: its kernels read parts of their own workspace that nobody wrote, which initcheck reports.
+    for way in hopper flash; do BHYT_ATTENTION=$way sanitize $tool attention-$way Attention.Cases; done
   done
 fi
 if wants parity && [[ -d $bundle/fixtures ]]; then

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 
@@ -13,13 +14,13 @@ std::string name_of(Device d) { return d.is_cuda() ? fmt::format("cuda:{}", d.in
 
 void* device_alloc(Device d, std::size_t bytes) {
   if (d.is_cuda()) return cuda::alloc(d.index, bytes);
-  // What is large lies on large pages where the system has them to give: far fewer page faults and address look-ups.
-  constexpr std::size_t kLargePage = std::size_t{2} << 20;
-  const bool large = bytes >= 2 * kLargePage;
-  const std::size_t unit = large ? kLargePage : 256, size = (bytes + unit - 1) / unit * unit;
-  void* p = std::aligned_alloc(unit, size);
+  void* p = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   check(p != nullptr, "[memory] expected {} bytes on the CPU, the system gave none; lower train.micro_batch or use a smaller model", bytes);
-  if (large) ::madvise(p, size, MADV_HUGEPAGE);
+  // The large pages that lie in it whole, where the system has some to give: far fewer page faults and address look-ups.
+  constexpr std::uintptr_t kLargePage = std::uintptr_t{2} << 20;
+  const auto begin = (reinterpret_cast<std::uintptr_t>(p) + kLargePage - 1) / kLargePage * kLargePage;
+  const auto end = (reinterpret_cast<std::uintptr_t>(p) + bytes) / kLargePage * kLargePage;
+  if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
   return p;
 }
 

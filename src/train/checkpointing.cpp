@@ -81,20 +81,22 @@ std::optional<Found> find_checkpoint(const RunDir& dir) {
   return std::nullopt;
 }
 
-void check_mathematics(const Found& found, const Json& mathematics, bool force) {
+bool check_mathematics(const Found& found, const Json& mathematics, bool force) {
   const bool known = found.state.contains("bhyt") && found.state["bhyt"].contains("mathematics");
   check(known, "{}: not a training state of this program", (found.dir / kState).string());
   const auto changed = differences(found.state["bhyt"]["mathematics"], mathematics);
-  if (changed.empty()) return;
+  if (changed.empty()) return false;
   const std::string what = fmt::format("{}", fmt::join(changed, "; "));
   check_usage(force, "this would change the mathematics of the run: {} (--force goes on all the same)", what);
   log::warning("going on with changed mathematics: {}", what);
+  return true;
 }
 
 Progress load_checkpoint(const Found& found, Model& model, OptimizerState& state) {
   const Progress progress = progress_from(found.state, (found.dir / kState).string());
   load_weights(found.dir, model.parameters());
-  load_optimizer(found.dir / kOptimizer, model, state);
+  const bool masters = found.state["bhyt"]["mathematics"]["run.dtype"] == "bf16";
+  load_optimizer(found.dir / kOptimizer, model, state, masters);
   return progress;
 }
 

@@ -30,7 +30,7 @@ struct Found {
 std::optional<Found> find_checkpoint(const RunDir& dir);
 
 // Refuses (UsageError) a config whose mathematics differs from the checkpoint's, naming every key; with `force` it only says so.
-void check_mathematics(const Found& found, const Json& mathematics, bool force);
+bool check_mathematics(const Found& found, const Json& mathematics, bool force);
 
 // Weights, optimizer and c_attn as they were, bit for bit.
 Progress load_checkpoint(const Found& found, Model& model, OptimizerState& state);

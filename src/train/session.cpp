@@ -112,12 +112,13 @@ std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
   open_loaders(s);
   Json math = mathematics(resolved_tree(s.config));
   math["data.tokenizer"] = fmt::format("{:016x}", s.data.fingerprint);
-  if (found) check_mathematics(*found, math, force);
+  const bool changed = found && check_mathematics(*found, math, force);
 
   s.tuning = std::make_unique<TuningFile>(s.dir->path() / "tuning.json", device);
   open_model(s, device, found.has_value());
   if (found) {
     s.progress = load_checkpoint(*found, *s.model, *s.state);
+    if (changed) s.model->refresh_constants();  // those of the checkpoint may be another method's
     check_usage(s.progress.step <= s.config.train.steps, "train.steps must be at least {}, the step of {}, got {}", s.progress.step,
                 found->dir.string(), s.config.train.steps);
   }

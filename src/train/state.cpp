@@ -90,15 +90,15 @@ void save_optimizer(const fs::path& file, const Model& model, const OptimizerSta
   write_safetensors(file, std::move(tensors));
 }
 
-void load_optimizer(const fs::path& path, Model& model, OptimizerState& state) {
+void load_optimizer(const fs::path& path, Model& model, OptimizerState& state, bool masters) {
   const SafeTensors file(path);
   const Parameters& p = model.parameters();
   for (const auto& [prefix, arena] : {std::pair{"m.", state.m.t}, {"v.", state.v.t}})
     for (const Parameter& q : p.list()) to_device(p.in_arena(arena, q), read_tensor(file, prefix + q.name, q.size).data());
-  // The weights of a bf16 run are its masters, rounded. A run that goes on in another type takes the masters where there are any.
-  for (const Parameter& q : p.list())
-    if (const std::string name = "master." + q.name; file.find(name))
-      set_master(q.value, state.rests.t ? p.in_arena(state.rests, q) : Tensor{}, read_tensor(file, name, q.size));
+  // The weights of a bf16 run are its masters, rounded.
+  if (masters)
+    for (const Parameter& q : p.list())
+      set_master(q.value, state.rests.t ? p.in_arena(state.rests, q) : Tensor{}, read_tensor(file, "master." + q.name, q.size));
   to_device(model.constants(), read_tensor(file, "c_attn", model.constants().size()).data());
 }
 

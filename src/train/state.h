@@ -37,7 +37,8 @@ struct Progress {
 // optimizer.safetensors: m.NAME, v.NAME, master.NAME (bf16 runs only) of every parameter, and c_attn.
 void save_optimizer(const fs::path& file, const Model& model, const OptimizerState& state);
 // Restores moments, masters (and with them the weights) and c_attn.
-void load_optimizer(const fs::path& file, Model& model, OptimizerState& state);
+// masters: the file holds them, being of a bf16 run, whatever the type of this one.
+void load_optimizer(const fs::path& file, Model& model, OptimizerState& state, bool masters);
 
 Json to_json(const Progress& progress);
 Progress progress_from(const Json& state, const std::string& where);

@@ -89,7 +89,7 @@ std::vector<Case> tests() {
   }
   // Blocks of several tiles that end within one; more steps than tiles in flight.
   cases.push_back(attention_case({.batch = 1, .seq = 300, .heads = 1, .kv_heads = 1, .head_dim = 64}, Mask::documents));
-  cases.push_back(attention_case({.batch = 1, .seq = 193, .heads = 4, .kv_heads = 1, .head_dim = 64}));
+  cases.push_back(attention_case({.batch = 1, .seq = 385, .heads = 2, .kv_heads = 1, .head_dim = 64}));
   // Scores near ±1000: the softmax must neither overflow nor lose the row. Differences of so steep a function need small steps.
   for (const std::int64_t d : {16, 64}) {
     Case steep = attention_case({.batch = 1, .seq = 97, .heads = 2, .kv_heads = 1, .head_dim = d}, Mask::causal, 16);

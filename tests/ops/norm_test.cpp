@@ -249,7 +249,7 @@ std::vector<Case> tests() {
     cases.push_back(site_case(name + " outlier", site, 7, 67, {.fill = Fill::outlier, .scale = 0.01}));
     cases.push_back(site_case(name + " zero rows", site, 7, 33, {.fill = Fill::zero_rows}));
     cases.push_back(site_case(name + " many rows", site, 131, 5));
-    if (site.stat != Stat::given) cases.push_back(site_case(name, site, 9, 130, {.add = true}));
+    if (site.stat != Stat::given) cases.push_back(site_case(name, site, 9, 300, {.add = true}));
     if (site.stat == Stat::mean_std || site.stat == Stat::mean_var)
       cases.push_back(site_case(name + " offset", site, 5, 40, {.offset = -3}));
     if (site.scale == ScaleKind::lambda) {

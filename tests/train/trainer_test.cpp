@@ -96,30 +96,42 @@ TEST(Resume, WhatMayChangeAndWhatMayNot) {
             12);
 }
 
+std::vector<float> tensor(const fs::path& file, const std::string& name) {
+  const SafeTensors f(file);
+  std::vector<float> values(static_cast<std::size_t>(f.at(name).size()));
+  SafeTensors::to_float(f.at(name), 0, f.at(name).size(), values.data());
+  return values;
+}
+
 // Forced into the other type, a run goes on from its masters: in fp32 from all their bits, in bf16 from what the weights round to.
 TEST(Resume, AnotherTypeKeepsTheMasters) {
   const Folder tmp;
-  const auto tensor = [](const fs::path& file, const std::string& name) {
-    const SafeTensors f(file);
-    std::vector<float> values(static_cast<std::size_t>(f.at(name).size()));
-    SafeTensors::to_float(f.at(name), 0, f.at(name).size(), values.data());
-    return values;
-  };
   const std::string name = "model.layers.0.mlp.down_proj.weight";
-  const auto last = [&](const char* run) { return tmp.path / run / "checkpoint-6"; };
-  for (const auto& [run, type, other] : {std::tuple{"a", "bf16", "fp32"}, {"b", "fp32", "bf16"}}) {
-    const Words words = small_run(tmp, run);
-    train(words + Words{"train.steps=5", fmt::format("dtype={}", type)});
-    const fs::path before = tmp.path / run / "checkpoint-5";
-    const bool wide = std::string(type) == "bf16";  // the masters stand in the optimizer's file
-    const auto masters = wide ? tensor(before / "optimizer.safetensors", "master." + name) : tensor(before / "model.safetensors", name);
-    const Words go_on = words + Words{"resume=auto", "train.steps=6", "train.lr=1e-30", fmt::format("dtype={}", other)};
-    says(error_of(go_on), "run.dtype");
-    train(go_on, {.force = true});
-    const auto weights = tensor(last(run) / "model.safetensors", name);
-    ASSERT_EQ(weights.size(), masters.size());
-    for (std::size_t i = 0; i < weights.size(); ++i) ASSERT_EQ(weights[i], wide ? masters[i] : to_float(to_bf16(masters[i]))) << run << i;
-  }
+  const auto last = [&](const std::string& run) { return tmp.path / run / "checkpoint-6"; };
+  for (const Device device : test::devices())
+    for (const auto& [type, other] : {std::pair{"bf16", "fp32"}, {"fp32", "bf16"}}) {
+      const std::string run = fmt::format("{}-{}", type, name_of(device));
+      const Words words = small_run(tmp, run.c_str()) + on(device);
+      train(words + Words{"train.steps=5", fmt::format("dtype={}", type)});
+      const fs::path before = tmp.path / run / "checkpoint-5";
+      const bool wide = std::string(type) == "bf16";  // the masters stand in the optimizer's file
+      const auto masters = wide ? tensor(before / "optimizer.safetensors", "master." + name) : tensor(before / "model.safetensors", name);
+      const Words go_on = words + Words{"resume=auto", "train.steps=6", "train.lr=1e-30", fmt::format("dtype={}", other)};
+      says(error_of(go_on), "run.dtype");
+      train(go_on, {.force = true});
+      const auto weights = tensor(last(run) / "model.safetensors", name);
+      ASSERT_EQ(weights.size(), masters.size());
+      for (std::size_t i = 0; i < weights.size(); ++i) ASSERT_EQ(weights[i], wide ? masters[i] : to_float(to_bf16(masters[i]))) << run << i;
+    }
+}
+
+// Constants of another method are not carried over.
+TEST(Resume, AnotherMethodHasItsOwnConstants) {
+  const Folder tmp;
+  const Words a = small_run(tmp, "a");
+  train(a + Words{"train.steps=4", "norm.method=rmsnorm"});
+  train(a + Words{"resume=auto", "train.steps=5", "norm.method=rmsnorm_approx", "norm.refresh=1000"}, {.force = true});
+  for (const float c : tensor(tmp.path / "a" / "checkpoint-5" / "optimizer.safetensors", "c_attn")) EXPECT_GT(c, 0);
 }
 
 TEST(Resume, MustAndNever) {

@@ -220,7 +220,7 @@ struct Queries {
   __device__ __forceinline__ std::uint64_t keys(int step) const { return descriptor(stage(step)); }
   __device__ __forceinline__ std::uint64_t values(int step) const { return descriptor(stage(step) + kTile); }
 
-  // The loading thread begins with what the block owns, as load_owned(barrier) asks for it, and the first keys.
+  // The loading thread begins with what the block owns, which load_owned(warpgroup, row) asks for, and the first keys.
   template <class Load>
   __device__ __forceinline__ void start(int owned_bytes, Load load_owned) const {
     if (loads) ring.init();

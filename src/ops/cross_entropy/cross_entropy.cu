@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kThreads)
     if (target >= vocab) loss = NAN;  // the caller's mistake must not pass for a loss
     if (target >= 0 && target < vocab) loss = o.top + logf(o.sum) - load1(x + target);
     if (losses) losses[row] = loss;
-    weighted[row] = weight == 0 ? 0 : weight * loss;
+    weighted[row] = weight == 0 && target < vocab ? 0 : weight * loss;
     if (greedy) greedy[row] = o.place;
   }
   if (!backward) return;

@@ -1,4 +1,4 @@
-// The element-wise maps and the per-token scale, written once: the CPU loop, the CUDA kernel and the tests share them.
+// The element-wise maps, written once: the CPU loop, the CUDA kernel and the tests share them.
 #pragma once
 
 #include "core/math.h"

@@ -117,10 +117,11 @@ BHYT_BOTH float sum_over(std::int64_t c, F&& f) {
 }
 
 // For rows of bf16.
-struct ShortTanhMap : TanhMap {
+struct ShortTanhMap {
   float clamp = kShortTanhClamp;
   ShortTanhMap() { asm("" : "+m"(clamp)); }  // NOLINT: not to be seen through
   float value(float u) const { return short_tanh(u, clamp); }
+  static float slope(float u, float y) { return TanhMap::slope(u, y); }
 };
 
 template <class M, class T>
