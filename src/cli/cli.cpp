@@ -81,7 +81,12 @@ int dispatch(std::vector<std::string> args) {
   args.erase(args.begin());
   if (first == "--version" || first == "-V") return print_version(), 0;
   if (first == "--help" || first == "-h" || (first == "help" && args.empty())) return print_help(stdout), 0;
-  if (first == "help") return find(args.front()).main({"--help"});
+  if (first == "help") {
+    const std::string command = args.front();
+    args.erase(args.begin());
+    args.emplace_back("--help");
+    return find(command).main(args);
+  }
   return find(first).main(args);
 }
 

@@ -24,7 +24,7 @@ struct Sample {
   Sample(const SafeTensors& file, std::int64_t vocab, Device device) {
     const SafeTensor& t = file.at("tokens");
     check(t.dtype == "I64" && t.shape.size() == 2 && t.shape[0] > 0 && t.shape[1] > 1,
-          "{}: expected tokens I64 [B, T+1] with T > 0, got {} of rank {}", file.path().string(), t.dtype, t.shape.size());
+          "{}: expected tokens I64 [B, T+1] with T > 0, got {} [{}]", file.path().string(), t.dtype, fmt::join(t.shape, ", "));
     batch = t.shape[0];
     seq = t.shape[1] - 1;
     std::vector<std::int32_t> in, next;

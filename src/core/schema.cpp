@@ -21,13 +21,35 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
   return row[b.size()];
 }
 
+// Whether the letters of `part` stand in `whole` in this order, from its first letter on: wd in weight_decay.
+bool abbreviates(const std::string& part, const std::string& whole) {
+  std::size_t at = 0;
+  for (const char c : whole)
+    if (at < part.size() && c == part[at] && (at > 0 || c == whole[0])) ++at;
+  return at == part.size() && part[0] == whole[0];
+}
+
+// As nearest, but something in any case: a key that holds the word or is held by it, that the word abbreviates, or the least far.
+std::string closest(const std::string& word, const std::vector<std::string>& known) {
+  std::string best = nearest(word, known);
+  const auto first = [&](auto fits) {
+    for (const auto& k : known)
+      if (best.empty() && fits(k)) best = k;
+  };
+  first([&](const std::string& k) { return k.find(word) != std::string::npos || (k.size() > 2 && word.find(k) != std::string::npos); });
+  first([&](const std::string& k) { return abbreviates(word, k); });
+  for (std::size_t distance = 1; best.empty() && !known.empty() && distance < 100; ++distance)
+    first([&](const std::string& k) { return edit_distance(word, k) == distance; });
+  return best;
+}
+
 std::string bound(double b) { return fmt::format("{}", b); }
 
 }  // namespace
 
 std::string nearest(const std::string& word, const std::vector<std::string>& known) {
   std::string best;
-  std::size_t distance = std::max<std::size_t>(2, word.size() / 3) + 1;
+  std::size_t distance = std::max<std::size_t>(word.size() < 3 ? 1 : 2, word.size() / 3) + 1;
   for (const auto& k : known)
     if (const std::size_t d = edit_distance(word, k); d < distance) distance = d, best = k;
   return best;
@@ -77,7 +99,7 @@ void Reader::finish() const {
   if (!tree_.is_object()) return;
   for (const auto& [key, value] : tree_.items()) {
     if (std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
-    const std::string near = nearest(key, known_);
+    const std::string near = closest(key, known_);
     throw UsageError(fmt::format("unknown key {}{}", full(key), near.empty() ? "" : fmt::format(" (did you mean {}?)", full(near))));
   }
 }

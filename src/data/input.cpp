@@ -12,6 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <optional>
+#include <set>
 
 #include "core/check.h"
 
@@ -173,8 +174,14 @@ std::vector<InputFile> find_inputs(const std::vector<std::string>& paths) {
       continue;
     }
     std::vector<InputFile> inside;
-    for (const auto& entry : fs::recursive_directory_iterator(p, fs::directory_options::follow_directory_symlink))
-      if (auto f = by_name(entry.path().string()); f && entry.is_regular_file()) add_file(inside, std::move(*f));
+    std::set<fs::path> seen{fs::canonical(p)};  // links between folders may go in circles: each is read once
+    for (auto at = fs::recursive_directory_iterator(p, fs::directory_options::follow_directory_symlink); at != end(at); ++at) {
+      if (at->is_directory()) {
+        if (!seen.insert(fs::canonical(at->path())).second) at.disable_recursion_pending();
+      } else if (auto f = by_name(at->path().string()); f && at->is_regular_file()) {
+        add_file(inside, std::move(*f));
+      }
+    }
     check(!inside.empty(), "nothing to pack in {}: expected {}", p, kReadable);
     std::sort(inside.begin(), inside.end(), [](const InputFile& a, const InputFile& b) { return a.path < b.path; });
     std::move(inside.begin(), inside.end(), std::back_inserter(files));

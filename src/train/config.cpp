@@ -125,7 +125,11 @@ void explain_bare(const Json& tree) {
       return std::find_if(keys.begin(), keys.end(), [&](const auto& e) { return e.key.starts_with(prefix) && e.key.ends_with(suffix); });
     };
     if (name == "version" || has(name + ".", "") != keys.end()) continue;
-    if (const auto found = has("", "." + name); found != keys.end())
+    std::vector<std::string> sections, ends;
+    for (const auto& e : keys) sections.push_back(e.key.substr(0, e.key.find('.'))), ends.push_back(e.key.substr(e.key.rfind('.') + 1));
+    std::string meant = name;  // where it is no section misspelt, perhaps an end misspelt
+    if (const std::string end = schema::nearest(name, ends); schema::nearest(name, sections).empty() && !end.empty()) meant = end;
+    if (const auto found = has("", "." + meant); found != keys.end())
       throw UsageError(fmt::format("unknown key {} (did you mean {}?)", name, found->key));
   }
 }

@@ -134,6 +134,9 @@ void settle_vocabulary(ModelSection& section, const Tokenizer* tokenizer, std::i
 
 RunData choose_data(RunConfig& config) {
   expand(config.data);
+  for (const auto& [key, entries] : {std::pair{"data.train", &config.data.train}, {"data.valid", &config.data.valid}})
+    for (const DataEntry& e : *entries)
+      for (const std::string& path : expand_globs({e.path})) check_usage(fs::exists(path), "{}: {} does not exist", key, path);
   RunData out;
   out.tokenizer = choose_tokenizer(config.data);
   const Tokenizer* t = out.tokenizer.get();

@@ -221,6 +221,17 @@ TEST(Pack, DamagedCompressionIsNamed) {
   refuse("not.jsonl.zst", "not.jsonl.zst: damaged zstd data");
 }
 
+// Links between folders may go in circles; each folder is read once.
+TEST(Input, FoldersInCircles) {
+  const TempDir dir;
+  fs::create_directories(dir / "a/b");
+  write_file(dir / "a/x.txt", "x");
+  write_file(dir / "a/b/y.txt", "y");
+  fs::create_directory_symlink("..", dir / "a/b/up");
+  fs::create_directory_symlink(".", dir / "a/self");
+  EXPECT_EQ(find_inputs({dir / "a"}).size(), 2u);
+}
+
 // The last bytes of a compressed stream, read with every size of buffer.
 TEST(Input, AnyBufferSize) {
   TempDir dir;

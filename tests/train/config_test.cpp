@@ -102,6 +102,16 @@ TEST(Config, ErrorsNameKeyValueAndWhatIsAllowed) {
   EXPECT_EQ(error_of({"trian.lr=1"}), "unknown key trian (did you mean train?)");
   EXPECT_EQ(error_of({"lr=1"}), "unknown key lr (did you mean train.lr?)");
   EXPECT_EQ(error_of({}, "device: cpu"), "unknown key device (did you mean run.device?)");
+  for (const auto& [typo, meant] : std::vector<std::pair<const char*, const char*>>{{"sed", "run.seed"},
+                                                                                    {"devce", "run.device"},
+                                                                                    {"treads", "run.threads"},
+                                                                                    {"train.wd", "train.weight_decay"},
+                                                                                    {"train.batch_size", "train.batch"},
+                                                                                    {"train.warmup", "train.warmup_ratio"},
+                                                                                    {"norm.lam", "norm.lambda"},
+                                                                                    {"run.directory", "run.dir"}})
+    EXPECT_EQ(error_of({fmt::format("{}=1", typo)}), fmt::format("unknown key {} (did you mean {}?)", typo, meant));
+  EXPECT_EQ(error_of({"norm.elsewhere=bhit"}).substr(0, 30), "norm.elsewhere must be one of ");
   EXPECT_EQ(error_of({"model.rope.thta=1"}), "unknown key model.rope.thta (did you mean model.rope.theta?)");
   EXPECT_EQ(error_of({"norm.lambda=[-1, 1]"}), "norm.lambda[0] must be greater than 0, got -1");
   EXPECT_EQ(error_of({"train.lr=fast"}), "train.lr must be a number, got \"fast\"");

@@ -88,7 +88,10 @@ void walk(NormConfig& c, V& v) {
       [&] { return c.exact_list.empty() ? Json(c.exact_first) : Json(c.exact_list); });
   v.custom(
       "refresh", "steps between refreshes of c_attn; auto = clamp(steps/50, 1, 1000)",
-      [&](const Json& j, const std::string& key) { c.refresh = j == "auto" ? 0 : schema::Reader::as_integer(key, j, {.at_least = 1}); },
+      [&](const Json& j, const std::string& key) {
+        if (j != "auto" && !j.is_number()) schema::wrong(key, "auto or a whole number", j);
+        c.refresh = j == "auto" ? 0 : schema::Reader::as_integer(key, j, {.at_least = 1});
+      },
       [&] { return c.refresh ? Json(c.refresh) : Json("auto"); });
   v.choice("correction", c.correction, kCorrections, "learned correction of the approximation");
   v.boolean("gamma_in_constant", c.gamma_in_constant, "multiply the constant by mean(gamma^2) of the attention norm");
@@ -106,7 +109,7 @@ void walk(NormConfig& c, V& v) {
       });
   v.custom(
       "elsewhere", "the method of the other layers",
-      [&](const Json& j, const std::string& key) { c.elsewhere = method(schema::Reader::as_text(key, j)).name; },
+      [&](const Json& j, const std::string& key) { c.elsewhere = method(schema::Reader::as_text(key, j), key).name; },
       [&] { return Json(c.elsewhere); });
   v.custom(
       "alpha", "dyt, derf: initial alpha for attention, MLP, last; auto = by width",

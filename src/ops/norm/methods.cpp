@@ -113,7 +113,7 @@ void check_config(const NormConfig& c, const Method& m, std::int64_t layers) {
 
 std::span<const Method> methods() { return kMethods; }
 
-const Method& method(std::string_view name) {
+const Method& method(std::string_view name, std::string_view key) {
   std::vector<std::string> names;
   std::string all;
   for (const Method& m : kMethods) {
@@ -123,7 +123,7 @@ const Method& method(std::string_view name) {
   }
   const std::string near = schema::nearest(std::string(name), names);
   throw UsageError(
-      fmt::format("norm.method must be one of {}, got \"{}\"{}", all, name, near.empty() ? "" : fmt::format(" (did you mean {}?)", near)));
+      fmt::format("{} must be one of {}, got \"{}\"{}", key, all, name, near.empty() ? "" : fmt::format(" (did you mean {}?)", near)));
 }
 
 double kappa_at(const NormConfig& c, std::int64_t layer) {

@@ -35,7 +35,7 @@ struct Method {
 };
 
 std::span<const Method> methods();
-const Method& method(std::string_view name);  // UsageError naming the nearest
+const Method& method(std::string_view name, std::string_view key = "norm.method");  // UsageError naming the nearest
 constexpr double kOwnEps = 1e-6;
 
 enum class Gain : std::uint8_t { one, unit };
