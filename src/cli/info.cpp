@@ -246,6 +246,10 @@ int cmd_info(const Args& args) {
   }
   if (path.extension() == ".safetensors") return show(describe_safetensors(path), problems, json);
   if (Llama2cFile::recognised(path)) return show(describe_llama2c(path), problems, json);
+  const std::string end = path.extension().string();
+  check(end == ".json" || end == ".model" || end == ".tiktoken" || end == ".bin" || path.filename() == "merges.txt",
+        "{}: expected a checkpoint or run folder, a token file, .safetensors, a llama2.c .bin or a tokenizer (.json, .model, .tiktoken)",
+        what);
   return cmd_tokenizer(flags({"info", what}));
 }
 

@@ -39,12 +39,15 @@ BHYT_BOTH double uniform53(std::uint32_t hi, std::uint32_t lo) {
   return static_cast<double>(((static_cast<std::uint64_t>(hi) << 32 | lo) >> 11)) * (1.0 / 9007199254740992.0);
 }
 
-// A standard normal at (seed, stream, index), by Box and Muller in double.
-inline double normal(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
-  const Philox r = philox(seed, stream, index / 2);
+// The standard normals at (seed, stream, 2·pair) and the one behind it, by Box and Muller in double.
+inline std::array<double, 2> normal_pair(std::uint64_t seed, std::uint64_t stream, std::uint64_t pair) {
+  const Philox r = philox(seed, stream, pair);
   const double u = uniform53(r.v[0], r.v[1]), w = uniform53(r.v[2], r.v[3]);
   const double radius = std::sqrt(-2.0 * std::log(1.0 - u)), angle = 6.283185307179586476925 * w;
-  return radius * (index % 2 ? std::sin(angle) : std::cos(angle));
+  return {radius * std::cos(angle), radius * std::sin(angle)};
+}
+inline double normal(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
+  return normal_pair(seed, stream, index / 2)[index % 2];
 }
 
 // A small sequential generator on top, for code that just wants the next number.

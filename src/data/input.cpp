@@ -159,7 +159,7 @@ std::vector<std::string> expand_globs(const std::vector<std::string>& paths) {
     const int rc = ::glob(p.c_str(), 0, nullptr, &g);
     for (std::size_t i = 0; rc == 0 && i < g.gl_pathc; ++i) all.emplace_back(g.gl_pathv[i]);
     ::globfree(&g);
-    check(rc == 0, "no file matches {}", p);
+    check_usage(rc == 0, "no file matches {}", p);
   }
   return all;
 }
@@ -182,7 +182,7 @@ std::vector<InputFile> find_inputs(const std::vector<std::string>& paths) {
         add_file(inside, std::move(*f));
       }
     }
-    check(!inside.empty(), "nothing to pack in {}: expected {}", p, kReadable);
+    check(!inside.empty(), "nothing to pack in {}: expected {} (token files are named one by one, or by a pattern)", p, kReadable);
     std::sort(inside.begin(), inside.end(), [](const InputFile& a, const InputFile& b) { return a.path < b.path; });
     std::move(inside.begin(), inside.end(), std::back_inserter(files));
   }

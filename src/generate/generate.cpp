@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "core/check.h"
+#include "core/log.h"
 
 namespace bhyt {
 
@@ -32,6 +33,8 @@ Generated generate(Model& model, const std::vector<std::int32_t>& prompt, const 
   if (options.max_tokens == 0) return out;
   Sampler sampler(options.sampler);
   const auto length = static_cast<std::int64_t>(prompt.size());
+  if (length > model.config().max_positions)
+    log::warning("the prompt has {} tokens, the model is meant for {} at most", length, model.config().max_positions);
   auto cache = model.make_cache(length + options.max_tokens);
   std::vector<float> logits;
   const double start = now();

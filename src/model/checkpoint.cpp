@@ -52,19 +52,36 @@ void load_from(const WeightFiles& files, const Parameters& into) {
   }
 }
 
+// Whether values of a float type are all finite: none has every bit of its exponent set.
+bool all_finite(const void* data, std::size_t bytes, DType type) {
+  const auto scan = [&](auto exponent) {
+    const auto* words = static_cast<const decltype(exponent)*>(data);
+    bool odd = false;
+    for (std::size_t i = 0; i < bytes / sizeof(exponent); ++i) odd |= (words[i] & exponent) == exponent;
+    return !odd;
+  };
+  return type == DType::bf16 ? scan(std::uint16_t{0x7F80}) : scan(std::uint32_t{0x7F800000});
+}
+
 SafeTensorOut tensor_out(const Parameter& p, Device device) {
   return {p.name, safetensors_dtype(p.value.dtype), p.shape, [p, device](const auto& put) {
-            if (!device.is_cuda()) return put(p.value.data, p.value.bytes());
-            std::vector<char> host(std::min(kHostBytes, p.value.bytes()));
-            for (std::size_t at = 0; at < p.value.bytes(); at += host.size()) {
-              const std::size_t n = std::min(host.size(), p.value.bytes() - at);
-              device_copy(Device::cpu(), host.data(), device, static_cast<const char*>(p.value.data) + at, n);
-              put(host.data(), n);
+            std::vector<char> copy(device.is_cuda() ? std::min(kHostBytes, p.value.bytes()) : 0);
+            for (std::size_t at = 0; at < p.value.bytes(); at += kHostBytes) {
+              const std::size_t n = std::min(kHostBytes, p.value.bytes() - at);
+              const char* piece = static_cast<const char*>(p.value.data) + at;
+              if (device.is_cuda()) device_copy(Device::cpu(), copy.data(), device, piece, n), piece = copy.data();
+              check(all_finite(piece, n, p.value.dtype), "{} holds values that are not finite: its last update was too large", p.name);
+              put(piece, n);
             }
           }};
 }
 
 }  // namespace
+
+std::vector<std::string> weight_mismatches(const fs::path& dir, const ModelConfig& config) {
+  require_checkpoint(dir);
+  return mismatches(WeightFiles(dir), parameter_list(config));
+}
 
 void load_weights(const fs::path& dir, Parameters& into) {
   require_checkpoint(dir);

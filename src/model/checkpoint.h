@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "model/model.h"
 
@@ -22,9 +23,12 @@ bool is_plain_llama(const ModelConfig& config);
 
 // Opens a checkpoint folder for computing: reads config, loads weights (any file dtype → `type`), computes c_attn.
 std::unique_ptr<Model> load_model(const std::filesystem::path& dir, Device device, DType type);
+// What keeps the weights of a checkpoint from serving a config, a line per tensor.
+std::vector<std::string> weight_mismatches(const std::filesystem::path& dir, const ModelConfig& config);
 // Loads weights into parameters that exist already; missing and unexpected tensors are all named at once.
 void load_weights(const std::filesystem::path& dir, Parameters& into);
-// Writes config.json and model.safetensors (parameters in their run type) into dir, which must exist.
+// Writes config.json and model.safetensors (parameters in their run type) into dir, which must exist. Weights that are not finite are
+// refused.
 void save_model(const std::filesystem::path& dir, const Model& model);
 // Everything of a checkpoint folder but the weights: config.json, generation_config.json and, for what a plain Llama loader would get
 // wrong, the Python that computes it.

@@ -68,16 +68,16 @@ void walk(ModelSection& s, V& v) {
   v.custom(
       "vocab", "size of the vocabulary; default: the tokenizer's",
       [&](const Json& j, const std::string& key) {
-        c.vocab = schema::Reader::as_integer(key, j, {.at_least = 0});
-        s.vocab_given = c.vocab > 0;
+        c.vocab = schema::Reader::as_integer(key, j, {.at_least = 1});
+        s.vocab_given = true;
       },
-      [&] { return Json(c.vocab); });
+      [&] { return c.vocab ? Json(c.vocab) : Json(Json::value_t::discarded); });
   v.boolean("tied", c.tied, "the LM head is the embedding");
   RopeSection rope{c.rope_theta, c.rope_scaling};
   v.section("rope", rope, "rotary positions");
   v.number("eps", c.eps, "inside the norms' square roots (the BHyT family has its own 1e-6)", {.above = 0});
   v.number("init_std", c.init_std, "standard deviation of the initial matrices", {.at_least = 0});
-  v.integer("max_positions", c.max_positions, "longest sequence the model is meant for", positive);
+  v.integer("max_positions", c.max_positions, "longest sequence the model is meant for; data.seq_len where that is more", positive);
   v.choice("embedding_scale", c.embedding_scale, kEmbeddingScales, "factor on the embedding's output");
   v.custom(
       "init", "start from this checkpoint folder", [&](const Json& j, const std::string& key) { s.init = schema::Reader::as_text(key, j); },

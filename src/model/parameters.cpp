@@ -158,9 +158,12 @@ void Parameters::initialize(std::uint64_t seed) {
     host.assign(static_cast<std::size_t>(p.size), static_cast<float>(p.init_value));
     if (p.init_std > 0) {
       const std::uint64_t stream = hash_name(p.name);
-      parallel_for(p.size, 1 << 14, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t i = begin; i < end; ++i)
-          host[static_cast<std::size_t>(i)] = static_cast<float>(p.init_std * normal(seed, stream, static_cast<std::uint64_t>(i)));
+      parallel_for((p.size + 1) / 2, 1 << 13, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          const auto pair = normal_pair(seed, stream, static_cast<std::uint64_t>(i));
+          for (std::int64_t k = 2 * i; k < std::min(2 * i + 2, p.size); ++k)
+            host[static_cast<std::size_t>(k)] = static_cast<float>(p.init_std * pair[static_cast<std::size_t>(k - 2 * i)]);
+        }
       });
     }
     write_value(p, host.data());

@@ -48,7 +48,11 @@ std::string packed(const std::vector<std::string>& texts, const Tokenizer& token
 }
 
 std::unique_ptr<Tokenizer> choose_tokenizer(const DataSection& data) {
-  if (data.tokenizer != "auto") return load_tokenizer(data.tokenizer);
+  if (data.tokenizer != "auto") {
+    check_usage(data.tokenizer == "bytes" || fs::exists(data.tokenizer),
+                "data.tokenizer must be auto, bytes, a tokenizer file or a folder that holds one, got {}", data.tokenizer);
+    return load_tokenizer(data.tokenizer);
+  }
   auto bytes = make_byte_tokenizer();
   for (const auto* entries : {&data.train, &data.valid})
     for (const DataEntry& e : *entries)

@@ -13,6 +13,17 @@ namespace {
 
 constexpr const char* kResolved = "resolved.yaml";
 
+// The weights that model.init names must serve the model that the other keys make of it.
+void check_init(const RunConfig& config) {
+  if (config.model.init.empty() || weight_mismatches(config.model.init, config.model.config).empty()) return;
+  RunConfig stored = config;
+  stored.model.config = read_model_config(fs::path(config.model.init) / "config.json");
+  stored.model.config.max_positions = config.model.config.max_positions;
+  const auto changed = differences(mathematics(resolved_tree(stored)), mathematics(resolved_tree(config)));
+  // Nothing changed: the checkpoint does not fit itself, and loading it will say how.
+  check_usage(changed.empty(), "model.init: the weights of {} do not fit these keys: {}", config.model.init, fmt::join(changed, "; "));
+}
+
 // Fails on whatever is wrong with config and data before anything is written.
 RunData check_config(RunConfig& config) {
   parse_device(config.run.device);
@@ -20,6 +31,7 @@ RunData check_config(RunConfig& config) {
   const ModelConfig& model = config.model.config;
   validate(model);
   plan_norms(model.norm, model.layers, model.d, model.eps);
+  check_init(config);
   return data;
 }
 
@@ -56,15 +68,9 @@ std::int64_t auto_micro_batch(const Model& model, const OptimizerState& state, c
   }
 }
 
-void open_model(Session& s, Device device, bool resuming) {
+// Everything that takes memory. The weights come after it, so that a person first reads what is being made.
+void open_model(Session& s, Device device) {
   s.model = std::make_unique<Model>(s.config.model.config, device, parse_float_type(s.config.run.dtype, "run.dtype"));
-  if (!resuming) {
-    if (s.config.model.init.empty())
-      s.model->parameters().initialize(s.config.run.seed);
-    else
-      load_weights(s.config.model.init, s.model->parameters());
-    s.model->refresh_constants();
-  }
   s.state = std::make_unique<OptimizerState>(*s.model);
   if (s.config.train.micro_batch == 0) s.config.train.micro_batch = auto_micro_batch(*s.model, *s.state, s.config);
   s.model->prepare(s.config.train.micro_batch, s.config.data.seq_len, true, s.config.train.recompute);
@@ -73,6 +79,25 @@ void open_model(Session& s, Device device, bool resuming) {
   };
   s.uploader = uploader();
   if (s.valid) s.valid_uploader = uploader();
+}
+
+void introduce(const Session& s) {
+  const RunConfig& c = s.config;
+  const auto rows = static_cast<double>(c.train.steps) * static_cast<double>(c.train.batch);
+  const std::int64_t pieces = (c.train.batch + c.train.micro_batch - 1) / c.train.micro_batch;
+  log::info("{}", headline(*s.model));
+  log::info("{}", memory_line(*s.model, *s.state));
+  log::info("data    {} rows of {} tokens | batch {}{} | {} steps = {} tokens, {:.3g} epochs | {}", grouped(s.train->rows()),
+            c.data.seq_len, c.train.batch, pieces > 1 ? fmt::format(" in {} pieces", pieces) : "", grouped(c.train.steps),
+            log::human_count(rows * static_cast<double>(c.data.seq_len)), rows / static_cast<double>(s.train->rows()), c.run.dir);
+}
+
+void make_weights(Session& s) {
+  if (s.config.model.init.empty())
+    s.model->parameters().initialize(s.config.run.seed);
+  else
+    load_weights(s.config.model.init, s.model->parameters());
+  s.model->refresh_constants();
 }
 
 void open_loaders(Session& s) {
@@ -112,11 +137,16 @@ std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
   open_loaders(s);
   Json math = mathematics(resolved_tree(s.config));
   math["data.tokenizer"] = fmt::format("{:016x}", s.data.fingerprint);
+  for (const DataEntry& e : s.config.data.train)
+    if (e.weight > 0) math["data.train[].weight"].push_back(e.weight);  // paths may change, shares not
   const bool changed = found && check_mathematics(*found, math, force);
 
   s.tuning = std::make_unique<TuningFile>(s.dir->path() / "tuning.json", device);
-  open_model(s, device, found.has_value());
-  if (found) {
+  open_model(s, device);
+  introduce(s);
+  if (!found) {
+    make_weights(s);
+  } else {
     s.progress = load_checkpoint(*found, *s.model, *s.state);
     if (changed) s.model->refresh_constants();  // those of the checkpoint may be another method's
     check_usage(s.progress.step <= s.config.train.steps, "train.steps must be at least {}, the step of {}, got {}", s.progress.step,

@@ -5,6 +5,7 @@
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <exception>
 
 #include "core/log.h"
 #include "core/mirror.h"
@@ -74,17 +75,6 @@ struct Trainer::Impl {
   std::optional<double> mfu(const Clock& clock) const {
     if (peak <= 0) return std::nullopt;
     return flops_per_token(session->model->config(), session->config.data.seq_len) * tok_s(clock) / peak;
-  }
-
-  void greet() {
-    const RunConfig& c = s().config;
-    log::info("{}", headline(*s().model));
-    log::info("{}", memory_line(*s().model, *s().state));
-    const std::int64_t pieces = (c.train.batch + c.train.micro_batch - 1) / c.train.micro_batch;
-    log::info("data    {} rows of {} tokens | batch {}{} | {} steps = {} tokens, {:.3g} epochs | {}", grouped(s().train->rows()),
-              c.data.seq_len, c.train.batch, pieces > 1 ? fmt::format(" in {} pieces", pieces) : "", grouped(c.train.steps),
-              log::human_count(tokens_per_step() * static_cast<double>(c.train.steps)),
-              static_cast<double>(c.train.steps * c.train.batch) / static_cast<double>(s().train->rows()), c.run.dir);
   }
 
   // Adds the time until its end to the clocks.
@@ -277,7 +267,9 @@ Trainer::Trainer(const RunConfig& config, TrainerOptions options) : impl_(std::m
   impl_->spans = model.parameters().spans();
 }
 
-Trainer::~Trainer() { log::close_file(); }
+Trainer::~Trainer() {
+  if (!std::uncaught_exceptions()) log::close_file();  // an error that ends the run belongs in its log
+}
 
 const RunConfig& Trainer::config() const { return impl_->session->config; }
 Model& Trainer::model() { return *impl_->session->model; }
@@ -285,7 +277,6 @@ Model& Trainer::model() { return *impl_->session->model; }
 Outcome Trainer::run() {
   Impl& t = *impl_;
   const std::int64_t steps = t.train().steps;
-  t.greet();
   if (t.s().progress.step < steps) {
     const StopSignals stop;
     t.peak = peak_flops(t.s().model->device(), t.s().model->type());

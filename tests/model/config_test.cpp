@@ -85,7 +85,7 @@ TEST(ModelKeys, PresetComesFirstWhereverItStands) {
 }
 
 TEST(ModelKeys, HeadsDefaultFromTheShapes) {
-  const ModelSection s = section(R"({"d": 96, "layers": 2, "heads": 6, "mlp": 128, "vocab": 0})");
+  const ModelSection s = section(R"({"d": 96, "layers": 2, "heads": 6, "mlp": 128})");
   EXPECT_EQ(s.config.kv_heads, 6);
   EXPECT_EQ(s.config.head_dim, 16);
   EXPECT_FALSE(s.vocab_given);

@@ -324,6 +324,16 @@ TEST_P(Skipping, TooManyInARowStopTheRun) {
   expect_same_runs(tmp.path / "a", tmp.path / "b");
 }
 
+// An update may ruin the weights although loss and gradient were finite.
+TEST_P(Skipping, WeightsThatAreNotFiniteAreNotSaved) {
+  const Words a = run("a") + Words{"train.steps=4"};
+  train(a);
+  const Words ruin = {"train.steps=12", "train.lr=1e39", "train.warmup_ratio=0", "train.save_every=1", "train.keep=1", "resume=auto"};
+  says(error_of(a + ruin, {.force = true}), "holds values that are not finite");
+  EXPECT_EQ(verify_checkpoint(tmp.path / "a" / "checkpoint-4"), "");
+  EXPECT_FALSE(fs::exists(tmp.path / "a" / "checkpoint-5"));
+}
+
 // The loss is read a step later than it is made: what hangs on a skipped step must come out the same wherever it is read.
 TEST_P(Skipping, WhenTheResultIsReadChangesNoBit) {
   for (const char* often : {"1", "12"})
@@ -389,10 +399,13 @@ TEST(Data, MixturesTrain) {
   const Folder tmp;
   const Words a = small_run(tmp, "a");
   write_language(tmp / "other.tok", 4000, 5);
-  EXPECT_EQ(
-      train(a + Words{"data.train=[{path: " + tmp / "train.tok" + ", weight: 0.75}, {path: " + tmp / "other.tok" + ", weight: 0.25}]"})
-          .step,
-      12);
+  const auto mixed = [&](const std::string& x, const std::string& y) {
+    return "data.train=[{path: " + tmp / "train.tok" + ", weight: " + x + "}, {path: " + tmp / "other.tok" + ", weight: " + y + "}]";
+  };
+  EXPECT_EQ(train(a + Words{mixed("0.75", "0.25")}).step, 12);
+  const Words more = a + Words{"resume=auto", "train.steps=13"};
+  says(error_of(more + Words{mixed("0.5", "0.5")}), "data.train[].weight was [0.75,0.25], now is [0.5,0.5]");
+  EXPECT_EQ(train(more + Words{mixed("0.75", "0.25")}).step, 13);
 }
 
 TEST(Init, StartsFromACheckpoint) {
@@ -419,7 +432,9 @@ TEST(Init, StartsFromACheckpoint) {
   }
   EXPECT_EQ(Trainer(config_of(b + Words{"norm.seq_len=16", "run.dir=" + tmp / "c"}), {}).config().model.config.norm.seq_len, 16);
   says(error_of(b + Words{"model.preset=tiny"}), "model.preset and model.init");
-  says(error_of(b + Words{"model.layers=3", "run.dir=" + tmp / "d"}), "model.layers.2.");
+  says(error_of(b + Words{"model.layers=3", "run.dir=" + tmp / "d"}), "do not fit these keys: model.layers was 2, now is 3");
+  says(error_of(b + Words{"norm.method=dyt", "run.dir=" + tmp / "d"}), "norm.method was \"bhyt\", now is \"dyt\"");
+  EXPECT_FALSE(fs::exists(tmp / "d"));
 }
 
 TEST(Trainer, WhatIsWrongIsSaidBeforeAnythingIsWritten) {
