@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "core/error.h"
-#include "ops/attention/tile.h"
+#include "ops/attention/tile_bf16.h"
 #include "tests/ops/case.h"
 
 namespace bhyt::testing {
@@ -69,6 +69,16 @@ Case attention_case(const AttentionShape& s, Mask mask = Mask::causal, double sc
       .backward_flops = 5.0 * static_cast<double>(n * (s.seq + 1) * s.heads * s.head_dim)};
 }
 
+// Scores near ±1000: the softmax must neither overflow nor lose the row. Differences of so steep a function need small steps.
+Case steep_case(std::int64_t d) {
+  Case steep = attention_case({.batch = 1, .seq = 97, .heads = 2, .kv_heads = 1, .head_dim = d}, Mask::causal, 16);
+  steep.ulps = 4096;
+  steep.grad_ulps = 16384;
+  steep.bf16_grad_ulps = 8;
+  steep.step = 1e-7;
+  return steep;
+}
+
 std::vector<Case> tests() {
   std::vector<Case> cases;
   for (const std::int64_t t : {1, 2, 31, 32, 33, 63, 64, 65, 130, 257})
@@ -90,15 +100,7 @@ std::vector<Case> tests() {
   // Blocks of several tiles that end within one; more steps than tiles in flight.
   cases.push_back(attention_case({.batch = 1, .seq = 300, .heads = 1, .kv_heads = 1, .head_dim = 64}, Mask::documents));
   cases.push_back(attention_case({.batch = 1, .seq = 385, .heads = 2, .kv_heads = 1, .head_dim = 64}));
-  // Scores near ±1000: the softmax must neither overflow nor lose the row. Differences of so steep a function need small steps.
-  for (const std::int64_t d : {16, 64}) {
-    Case steep = attention_case({.batch = 1, .seq = 97, .heads = 2, .kv_heads = 1, .head_dim = d}, Mask::causal, 16);
-    steep.ulps = 4096;
-    steep.grad_ulps = 16384;
-    steep.bf16_grad_ulps = 8;
-    steep.step = 1e-7;
-    cases.push_back(steep);
-  }
+  for (const std::int64_t d : {16, 64}) cases.push_back(steep_case(d));
   return cases;
 }
 
@@ -110,6 +112,26 @@ std::vector<Case> benchmarks() {
 }
 
 OP_CASES(Attention, tests, benchmarks)
+
+// By products of bf16 tiles, for which plain loops stand in where the processor has no matrix unit.
+std::vector<Case> tests_by_tiles() {
+  std::vector<Case> cases = {attention_case({.batch = 1, .seq = 1, .heads = 2, .kv_heads = 1, .head_dim = 8}),
+                             attention_case({.batch = 2, .seq = 37, .heads = 6, .kv_heads = 1, .head_dim = 5}),
+                             attention_case({.batch = 2, .seq = 131, .heads = 4, .kv_heads = 2, .head_dim = 6}),
+                             attention_case({.batch = 2, .seq = 257, .heads = 2, .kv_heads = 1, .head_dim = 4}, Mask::documents),
+                             attention_case({.batch = 1, .seq = 65, .heads = 4, .kv_heads = 2, .head_dim = 64}),
+                             attention_case({.batch = 2, .seq = 130, .heads = 2, .kv_heads = 1, .head_dim = 40}, Mask::documents),
+                             steep_case(16)};
+  for (Case& c : cases)
+    for (auto* f : {&c.forward, &c.backward})
+      *f = [f = *f](Context& context) {
+        const cpu::BfTilesAnywhere on;
+        f(context);
+      };
+  return cases;
+}
+std::vector<Case> none() { return {}; }
+OP_CASES(AttentionByTiles, tests_by_tiles, none)
 
 TEST(Attention, ExponentialOfScores) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -133,7 +155,8 @@ OwnedTensor random_tensor(DType type, const Shape& shape, std::uint64_t seed, do
 }
 
 // Decoding token by token, or in chunks, gives the rows of the prefill.
-TEST(Attention, CachedEqualsWhole) {
+void expect_cached_equals_whole() {
+  const double bf16_error = cpu::use_bf16_tiles() ? 0x1p-7 : 0x1p-8;  // tiles round the probabilities, single tokens do not
   const AttentionShape s{.batch = 1, .seq = 150, .heads = 6, .kv_heads = 2, .head_dim = 20};
   const std::int64_t q = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
   for (const DType type : {DType::f32, DType::bf16}) {
@@ -149,10 +172,15 @@ TEST(Attention, CachedEqualsWhole) {
       }
       const auto got = to_doubles(out);
       for (std::size_t i = 0; i < got.size(); ++i)
-        ASSERT_NEAR(got[i], expected[i], type == DType::f32 ? 2e-6 : 0x1p-8 * std::max(1.0, std::fabs(expected[i])))
+        ASSERT_NEAR(got[i], expected[i], type == DType::f32 ? 2e-6 : bf16_error * std::max(1.0, std::fabs(expected[i])))
             << n << " at a time, element " << i;
     }
   }
+}
+TEST(Attention, CachedEqualsWhole) { expect_cached_equals_whole(); }
+TEST(AttentionByTiles, CachedEqualsWhole) {
+  const cpu::BfTilesAnywhere on;
+  expect_cached_equals_whole();
 }
 
 // A document mask is the same as separate sequences, bit for bit when the cut falls between tiles.

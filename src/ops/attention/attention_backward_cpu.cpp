@@ -6,7 +6,7 @@
 #include "core/parallel.h"
 #include "core/scratch.h"
 #include "ops/attention/attention.h"
-#include "ops/attention/tile.h"
+#include "ops/attention/tile_bf16.h"
 
 namespace bhyt::cpu {
 
@@ -61,9 +61,9 @@ void load_keys(const Group<T>& s, Tiles keys, const Workspace& m) {
   for (std::int64_t j = 0; j < keys.end - keys.begin; ++j) {
     const std::int64_t key = (keys.begin + j) * kTile, n = std::min(kTile, s.seq - key);
     load_tile(s.v + key * s.ld, s.ld, n, s.d, 1.0f, m.k(j), m.w);
-    transpose_tile(m.k(j), m.w, m.vt(j));
+    transpose(m.k(j), kTile, m.w, m.vt(j));
     load_tile(s.k + key * s.ld, s.ld, n, s.d, 1.0f, m.k(j), m.w);
-    transpose_tile(m.k(j), m.w, m.kt(j));
+    transpose(m.k(j), kTile, m.w, m.kt(j));
     std::fill_n(m.dk(j), 2 * kTile * m.w, 0.0f);
   }
 }
@@ -141,6 +141,125 @@ void backward_range(const Group<T>& s, Tiles queries, Tiles keys, Wanted wanted)
   }
 }
 
+// The same with products of bf16 tiles: p and ds are rounded on their way into the second products, which yield dk and dv transposed.
+struct WorkspaceBf16 {
+  std::int64_t w;
+  float *dkt, *dvt, *dq, *s, *ds, *lse, *delta;  // dkt and dvt: [w,kTile] a key tile
+  bf16 *keys, *tile, *q, *qt, *dout, *doutt, *rounded, *p_pairs, *ds_pairs;
+
+  WorkspaceBf16(std::int64_t width, std::int64_t key_tiles) : w(width) {
+    struct Room;
+    const std::int64_t tile_size = kTile * w, square = kTile * kTile;
+    dkt = scratch<Room>((2 * key_tiles + 1) * tile_size + 2 * square + 2 * kTile + (3 * key_tiles + 5) * tile_size / 2 + 3 * square / 2);
+    dvt = dkt + key_tiles * tile_size;
+    dq = dvt + key_tiles * tile_size;
+    s = dq + tile_size;
+    ds = s + square;
+    lse = ds + square;
+    delta = lse + kTile;
+    keys = reinterpret_cast<bf16*>(delta + kTile);
+    tile = keys + 3 * key_tiles * tile_size;
+    q = tile + tile_size;
+    qt = q + tile_size;
+    dout = qt + tile_size;
+    doutt = dout + tile_size;
+    rounded = doutt + tile_size;
+    p_pairs = rounded + square;
+    ds_pairs = p_pairs + square;
+  }
+  bf16* k(std::int64_t j) const { return keys + j * 3 * kTile * w; }  // in pairs, as the next two
+  bf16* kt(std::int64_t j) const { return k(j) + kTile * w; }
+  bf16* vt(std::int64_t j) const { return k(j) + 2 * kTile * w; }
+};
+
+void load_keys(const Group<bf16>& s, Tiles keys, const WorkspaceBf16& m) {
+  const std::int64_t tiles = keys.end - keys.begin;
+  for (std::int64_t j = 0; j < tiles; ++j) {
+    const std::int64_t key = (keys.begin + j) * kTile, n = std::min(kTile, s.seq - key);
+    copy_tile(s.v + key * s.ld, s.ld, n, s.d, m.tile, m.w);
+    transpose_pairs(m.tile, m.w, m.vt(j));
+    copy_tile(s.k + key * s.ld, s.ld, n, s.d, m.tile, m.w);
+    transpose_pairs(m.tile, m.w, m.kt(j));
+    pair_rows(m.tile, m.w, m.k(j));
+  }
+  std::fill_n(m.dkt, 2 * tiles * kTile * m.w, 0.0f);
+}
+
+// lse and delta as what the scores' sums begin with: −lse before the scale, −delta.
+void load_queries(const Group<bf16>& s, std::int64_t head, std::int64_t t, std::int64_t n, float scale, const WorkspaceBf16& m) {
+  const auto both = [&](const bf16* from, std::int64_t ld, bf16* rows, bf16* transposed) {
+    copy_tile(from, ld, n, s.d, rows, m.w);
+    transpose_pairs(rows, m.w, m.tile);
+    part_pairs(m.tile, m.w, transposed);
+  };
+  both(s.q + t * s.ld + head * s.d, s.ld, m.q, m.qt);
+  const bf16* const dout = s.dout + t * s.lddout + head * s.d;
+  both(dout, s.lddout, m.dout, m.doutt);
+  std::fill_n(m.dq, kTile * m.w, 0.0f);
+  std::fill_n(m.lse, 2 * kTile, 0.0f);
+  load_tile(dout, s.lddout, n, s.d, -1.0f, m.s, m.w);
+  row_dots(m.s, m.w, s.out + t * s.ldout + head * s.d, s.ldout, m.delta, n, s.d);
+  for (std::int64_t i = 0; i < n; ++i) m.lse[i] = -s.lse[head * s.seq + t + i] / scale;
+}
+
+void tile_gradient(const Group<bf16>& s, std::int64_t t, std::int64_t n, std::int64_t key, std::int64_t j, Wanted wanted, float scale,
+                   const WorkspaceBf16& m) {
+  Block blocks[kTile / kRows];
+  bool any = false;
+  for (std::int64_t r = 0; r < n; r += kRows) {
+    blocks[r / kRows] = visible_block(s.first, t + r, t + n, key);
+    any |= blocks[r / kRows].n > 0;
+  }
+  if (!any) return;
+  for (std::int64_t r = 0; r < kTile; ++r) {
+    std::fill_n(m.s + r * kTile, kTile, m.lse[r]);
+    std::fill_n(m.ds + r * kTile, kTile, m.delta[r]);
+  }
+  bf16_product(kTile, kTile, m.w, m.q, m.w, m.kt(j), m.s);
+  bf16_product(kTile, kTile, m.w, m.dout, m.w, m.vt(j), m.ds);
+  float scales[kRows];
+  std::fill_n(scales, kRows, scale);
+  for (std::int64_t r = 0; r < kTile; r += kRows) {
+    const Block& block = blocks[r / kRows];
+    float *const p = m.s + r * kTile, *const ds = m.ds + r * kTile;
+    if (block.n > 0) {
+      multiply_rows(p, kTile, scales);
+      softmax_gradient(p, ds, block);
+    }
+    if (wanted.q) round_rows(ds, block.n, m.rounded + r * kTile);
+    if (wanted.kv) round_pairs(p, block.n, m.p_pairs + r * kTile), round_pairs(ds, block.n, m.ds_pairs + r * kTile);
+  }
+  if (wanted.q) bf16_product(kTile, m.w, kTile, m.rounded, kTile, m.k(j), m.dq);
+  if (!wanted.kv) return;
+  bf16_product(m.w, kTile, kTile, m.doutt, kTile, m.p_pairs, m.dvt + j * kTile * m.w);
+  bf16_product(m.w, kTile, kTile, m.qt, kTile, m.ds_pairs, m.dkt + j * kTile * m.w);
+}
+
+void backward_range_bf16(const Group<bf16>& s, Tiles queries, Tiles keys, Wanted wanted) {
+  const MatrixUnit unit;
+  const WorkspaceBf16 m(round_up(s.d, kUnit), keys.end - keys.begin);
+  const float scale = 1.0f / std::sqrt(static_cast<float>(s.d));
+  std::array<float, kTile> scales, ones;
+  scales.fill(scale);
+  ones.fill(1.0f);
+  load_keys(s, keys, m);
+  for (std::int64_t head = 0; head < s.heads; ++head)
+    for (std::int64_t i = std::max(queries.begin, keys.begin); i < queries.end; ++i) {
+      const std::int64_t t = i * kTile, n = std::min(kTile, s.seq - t);
+      load_queries(s, head, t, n, scale, m);
+      for (std::int64_t j = keys.begin; j < std::min(keys.end, i + 1); ++j)
+        tile_gradient(s, t, n, j * kTile, j - keys.begin, wanted, scale, m);
+      if (wanted.q) store_rows(m.dq, m.w, scales.data(), s.dq + t * s.ldd + head * s.d, s.ldd, n, s.d);
+    }
+  for (std::int64_t j = keys.begin; wanted.kv && j < keys.end; ++j) {
+    const std::int64_t t = j * kTile, n = std::min(kTile, s.seq - t), at = (j - keys.begin) * kTile * m.w;
+    transpose(m.dkt + at, m.w, kTile, m.dq);
+    store_rows(m.dq, m.w, scales.data(), s.dk + t * s.ldd, s.ldd, n, s.d);
+    transpose(m.dvt + at, m.w, kTile, m.dq);
+    store_rows(m.dq, m.w, ones.data(), s.dv + t * s.ldd, s.ldd, n, s.d);
+  }
+}
+
 // Sums run over the same tiles in the same order whether a group is one task or many: the bits do not change.
 template <class F>
 void for_groups(std::int64_t groups, std::int64_t seq, F&& f) {
@@ -172,24 +291,26 @@ void attention_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse,
       const std::int64_t q = h * heads * d, k = (s.heads + h) * d, v = (s.heads + s.kv_heads + h) * d;
       const T* const x = qkv.as<T>() + t * qkv.ld;
       T* const dx = dqkv.as<T>() + t * dqkv.ld;
-      backward_range(Group<T>{.q = x + q,
-                              .k = x + k,
-                              .v = x + v,
-                              .out = out.as<T>() + t * out.ld + q,
-                              .dout = dout.as<T>() + t * dout.ld + q,
-                              .dq = dx + q,
-                              .dk = dx + k,
-                              .dv = dx + v,
-                              .ld = qkv.ld,
-                              .ldout = out.ld,
-                              .lddout = dout.ld,
-                              .ldd = dqkv.ld,
-                              .lse = lse.as<float>() + (b * s.heads + h * heads) * s.seq,
-                              .first = first ? first.as<std::int32_t>() + t : nullptr,
-                              .seq = s.seq,
-                              .heads = heads,
-                              .d = d},
-                     queries, keys, wanted);
+      const Group<T> own{.q = x + q,
+                         .k = x + k,
+                         .v = x + v,
+                         .out = out.as<T>() + t * out.ld + q,
+                         .dout = dout.as<T>() + t * dout.ld + q,
+                         .dq = dx + q,
+                         .dk = dx + k,
+                         .dv = dx + v,
+                         .ld = qkv.ld,
+                         .ldout = out.ld,
+                         .lddout = dout.ld,
+                         .ldd = dqkv.ld,
+                         .lse = lse.as<float>() + (b * s.heads + h * heads) * s.seq,
+                         .first = first ? first.as<std::int32_t>() + t : nullptr,
+                         .seq = s.seq,
+                         .heads = heads,
+                         .d = d};
+      if constexpr (std::is_same_v<T, bf16>)
+        if (use_bf16_tiles()) return backward_range_bf16(own, queries, keys, wanted);
+      backward_range(own, queries, keys, wanted);
     });
   });
 }

@@ -7,7 +7,7 @@
 #include "core/parallel.h"
 #include "core/scratch.h"
 #include "ops/attention/attention.h"
-#include "ops/attention/tile.h"
+#include "ops/attention/tile_bf16.h"
 #include "ops/gemm/dot.h"
 
 namespace bhyt::cpu {
@@ -29,6 +29,27 @@ struct Group {
   std::int64_t past = 0, queries;       // query i stands at position past + i
   std::int64_t heads, d;
 };
+
+// The results of queries [begin, end) from their sums o [heads,rows,w] and the softmax's largest scores and sums.
+template <class T>
+void finish(const Group<T>& s, std::int64_t begin, std::int64_t end, std::int64_t rows, std::int64_t w, const float* o, const float* max,
+            float* sum) {
+  for (std::int64_t h = 0; h < s.heads; ++h) {
+    const float* const m = max + h * rows;
+    float* const l = sum + h * rows;
+    for (std::int64_t i = 0; i < end - begin; ++i) {
+      if (s.lse) s.lse[h * s.queries + begin + i] = m[i] + std::log(l[i]);
+      l[i] = 1.0f / l[i];
+    }
+    store_rows(o + h * rows * w, w, l, s.out + begin * s.ldout + h * s.d, s.ldout, end - begin, s.d);
+  }
+}
+
+// The first key that one of the queries sees, rounded down to a tile.
+template <class T>
+std::int64_t first_key(const Group<T>& s, std::int64_t begin, std::int64_t end) {
+  return s.first ? *std::min_element(s.first + begin, s.first + end) / kTile * kTile : 0;
+}
 
 // Queries [begin, end) of all heads of the group: begin is a multiple of kTile.
 template <class T>
@@ -54,11 +75,10 @@ void forward_rows(const Group<T>& s, std::int64_t begin, std::int64_t end) {
   std::fill_n(max, s.heads * rows, -std::numeric_limits<float>::infinity());
   std::fill_n(sum, s.heads * rows, 0.0f);
 
-  const std::int64_t lowest = s.first ? *std::min_element(s.first + begin, s.first + end) : 0;
-  for (std::int64_t key = lowest / kTile * kTile; key < s.past + end; key += kTile) {
+  for (std::int64_t key = first_key(s, begin, end); key < s.past + end; key += kTile) {
     const std::int64_t n = std::min(kTile, total - key);
     load_tile(s.k + key * s.ldk, s.ldk, n, s.d, 1.0f, k, w);
-    transpose_tile(k, w, kt);
+    transpose(k, kTile, w, kt);
     load_tile(s.v + key * s.ldv, s.ldv, n, s.d, 1.0f, v, w);
     for (std::int64_t i = std::max<std::int64_t>(0, key - s.past - begin) / kRows * kRows; i < end - begin; i += kRows) {
       const Block block = visible_block(s.first, s.past + begin + i, s.past + end, key);
@@ -73,15 +93,73 @@ void forward_rows(const Group<T>& s, std::int64_t begin, std::int64_t end) {
     }
   }
 
-  for (std::int64_t h = 0; h < s.heads; ++h) {
-    float* const m = max + h * rows;
-    float* const l = sum + h * rows;
-    for (std::int64_t i = 0; i < end - begin; ++i) {
-      if (s.lse) s.lse[h * s.queries + begin + i] = m[i] + std::log(l[i]);
-      l[i] = 1.0f / l[i];
+  finish(s, begin, end, rows, w, o, max, sum);
+}
+
+// The same with products of bf16 tiles: the probabilities are rounded on their way into the second one.
+void forward_rows_bf16(const Group<bf16>& s, std::int64_t begin, std::int64_t end) {
+  const std::int64_t w = round_up(s.d, kUnit), rows = round_up(end - begin, kTile), total = s.past + s.queries;
+  struct Room;
+  float* const o = scratch<Room>(s.heads * rows * (w + 2) + kTile * kTile + (s.heads * rows * w + 3 * kTile * w + kTile * kTile) / 2);
+  float* const max = o + s.heads * rows * w;
+  float* const sum = max + s.heads * rows;
+  float* const scores = sum + s.heads * rows;
+  bf16* const q = reinterpret_cast<bf16*>(scores + kTile * kTile);
+  bf16* const tile = q + s.heads * rows * w;
+  bf16* const kt = tile + kTile * w;
+  bf16* const v = kt + kTile * w;
+  bf16* const p = v + kTile * w;
+
+  const MatrixUnit unit;
+  float scale[kRows];
+  std::fill_n(scale, kRows, 1.0f / std::sqrt(static_cast<float>(s.d)));
+  for (std::int64_t h = 0; h < s.heads; ++h)
+    for (std::int64_t i = 0; i < rows; i += kTile)
+      copy_tile(s.q + (begin + i) * s.ldq + h * s.d, s.ldq, std::min(kTile, end - begin - i), s.d, q + (h * rows + i) * w, w);
+  std::fill_n(o, s.heads * rows * w, 0.0f);
+  std::fill_n(max, s.heads * rows, -std::numeric_limits<float>::infinity());
+  std::fill_n(sum, s.heads * rows, 0.0f);
+
+  for (std::int64_t key = first_key(s, begin, end); key < s.past + end; key += kTile) {
+    const std::int64_t n = std::min(kTile, total - key);
+    copy_tile(s.k + key * s.ldk, s.ldk, n, s.d, tile, w);
+    transpose_pairs(tile, w, kt);
+    copy_tile(s.v + key * s.ldv, s.ldv, n, s.d, tile, w);
+    pair_rows(tile, w, v);
+    for (std::int64_t i = std::max<std::int64_t>(0, key - s.past - begin) / kTile * kTile; i < end - begin; i += kTile) {
+      Block blocks[kTile / kRows];
+      bool any = false;
+      for (std::int64_t r = 0; r < kTile && i + r < end - begin; r += kRows) {
+        blocks[r / kRows] = visible_block(s.first, s.past + begin + i + r, s.past + end, key);
+        any |= blocks[r / kRows].n > 0;
+      }
+      for (std::int64_t h = 0; any && h < s.heads; ++h) {
+        const std::int64_t at = h * rows + i;
+        std::fill_n(scores, kTile * kTile, 0.0f);
+        bf16_product(kTile, kTile, w, q + at * w, w, kt, scores);
+        for (std::int64_t r = 0; r < kTile; r += kRows) {
+          const Block& block = blocks[r / kRows];
+          float* const row = scores + r * kTile;
+          if (block.n > 0) {
+            float keep[kRows];
+            multiply_rows(row, kTile, scale);
+            softmax_step(row, block, max + at + r, sum + at + r, keep);
+            if (std::any_of(keep, keep + kRows, [](float x) { return x != 1.0f; })) multiply_rows(o + (at + r) * w, w, keep);
+          }
+          round_rows(row, block.n, p + r * kTile);
+        }
+        bf16_product(kTile, w, kTile, p, kTile, v, o + at * w);
+      }
     }
-    store_rows(o + h * rows * w, w, l, s.out + begin * s.ldout + h * s.d, s.ldout, end - begin, s.d);
   }
+  finish(s, begin, end, rows, w, o, max, sum);
+}
+
+template <class T>
+void forward_any(const Group<T>& s, std::int64_t begin, std::int64_t end) {
+  if constexpr (std::is_same_v<T, bf16>)
+    if (use_bf16_tiles()) return forward_rows_bf16(s, begin, end);
+  forward_rows(s, begin, end);
 }
 
 // Runs f(group, begin, end) over `groups` and pieces of their queries; pieces are made smaller when there are few of them.
@@ -148,20 +226,20 @@ void attention(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Te
     for_chunks(s.batch * s.kv_heads, s.seq, [&](std::int64_t group, std::int64_t begin, std::int64_t end) {
       const std::int64_t b = group / s.kv_heads, h = group % s.kv_heads;
       const T* const row = qkv.as<T>() + b * s.seq * qkv.ld;
-      forward_rows(Group<T>{.q = row + h * heads * s.head_dim,
-                            .k = row + (s.heads + h) * s.head_dim,
-                            .v = row + (s.heads + s.kv_heads + h) * s.head_dim,
-                            .ldq = qkv.ld,
-                            .ldk = qkv.ld,
-                            .ldv = qkv.ld,
-                            .out = out.as<T>() + b * s.seq * out.ld + h * heads * s.head_dim,
-                            .ldout = out.ld,
-                            .lse = lse ? lse.as<float>() + (b * s.heads + h * heads) * s.seq : nullptr,
-                            .first = first ? first.as<std::int32_t>() + b * s.seq : nullptr,
-                            .queries = s.seq,
-                            .heads = heads,
-                            .d = s.head_dim},
-                   begin, end);
+      forward_any(Group<T>{.q = row + h * heads * s.head_dim,
+                           .k = row + (s.heads + h) * s.head_dim,
+                           .v = row + (s.heads + s.kv_heads + h) * s.head_dim,
+                           .ldq = qkv.ld,
+                           .ldk = qkv.ld,
+                           .ldv = qkv.ld,
+                           .out = out.as<T>() + b * s.seq * out.ld + h * heads * s.head_dim,
+                           .ldout = out.ld,
+                           .lse = lse ? lse.as<float>() + (b * s.heads + h * heads) * s.seq : nullptr,
+                           .first = first ? first.as<std::int32_t>() + b * s.seq : nullptr,
+                           .queries = s.seq,
+                           .heads = heads,
+                           .d = s.head_dim},
+                  begin, end);
     });
   });
 }
@@ -188,7 +266,7 @@ void attention_cached(const Tensor& q, const Tensor& keys, const Tensor& values,
     if (n < kDecodeQueries)
       parallel_tasks(s.kv_heads, [&](std::int64_t h) { decode(group(h)); });
     else
-      for_chunks(s.kv_heads, n, [&](std::int64_t h, std::int64_t begin, std::int64_t end) { forward_rows(group(h), begin, end); });
+      for_chunks(s.kv_heads, n, [&](std::int64_t h, std::int64_t begin, std::int64_t end) { forward_any(group(h), begin, end); });
   });
 }
 

@@ -221,8 +221,8 @@ BHYT_CLONES void row_dots(const float* a, std::int64_t width, const bf16* b, std
 }
 
 // Squares of 4 × 4: compilers make single loads and stores of a plain loop.
-BHYT_CLONES void transpose_tile(const float* in, std::int64_t width, float* out) {
-  for (std::int64_t i = 0; i < kTile; i += 4)
+BHYT_CLONES void transpose(const float* in, std::int64_t rows, std::int64_t width, float* out) {
+  for (std::int64_t i = 0; i < rows; i += 4)
     for (std::int64_t j = 0; j < width; j += 4) {
       Four r[4];
       for (std::int64_t l = 0; l < 4; ++l) memcpy(&r[l], in + (i + l) * width + j, sizeof(Four));
@@ -230,7 +230,7 @@ BHYT_CLONES void transpose_tile(const float* in, std::int64_t width, float* out)
       const Four c = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5), e = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
       const Four t[4] = {__builtin_shufflevector(a, c, 0, 1, 4, 5), __builtin_shufflevector(a, c, 2, 3, 6, 7),
                          __builtin_shufflevector(b, e, 0, 1, 4, 5), __builtin_shufflevector(b, e, 2, 3, 6, 7)};
-      for (std::int64_t l = 0; l < 4; ++l) memcpy(out + (j + l) * kTile + i, &t[l], sizeof(Four));
+      for (std::int64_t l = 0; l < 4; ++l) memcpy(out + (j + l) * rows + i, &t[l], sizeof(Four));
     }
 }
 

@@ -34,8 +34,8 @@ void product_transposed_add(std::int64_t n, std::int64_t k, const float* a, std:
 // out [kTile,width] = scale · rows of `in` [n,d], the rest zero.
 void load_tile(const float* in, std::int64_t ld, std::int64_t n, std::int64_t d, float scale, float* out, std::int64_t width);
 void load_tile(const bf16* in, std::int64_t ld, std::int64_t n, std::int64_t d, float scale, float* out, std::int64_t width);
-// out [width,kTile] = a loaded tile, transposed.
-void transpose_tile(const float* in, std::int64_t width, float* out);
+// out [width,rows] = `in` [rows,width], transposed; both multiples of 4.
+void transpose(const float* in, std::int64_t rows, std::int64_t width, float* out);
 // Row by row scale[i] · in to `out` [n,d].
 void store_rows(const float* in, std::int64_t width, const float* scale, float* out, std::int64_t ld, std::int64_t n, std::int64_t d);
 void store_rows(const float* in, std::int64_t width, const float* scale, bf16* out, std::int64_t ld, std::int64_t n, std::int64_t d);
