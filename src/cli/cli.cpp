@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <csignal>
 #include <new>
 #include <thread>
 
@@ -15,6 +16,7 @@
 #include "core/log.h"
 #include "core/parallel.h"
 #include "core/schema.h"
+#include "core/signals.h"
 #include "ops/gemm/gemm.h"
 
 namespace bhyt::cli {
@@ -141,10 +143,13 @@ Placement take_placement(const std::vector<std::string>& words, const char* devi
 
 int run(int argc, char** argv) {
   int code = 1;
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes shows as a write that fails
   try {
     code = dispatch({argv + 1, argv + argc});
   } catch (const Finished&) {
     code = 0;
+  } catch (const Interrupted& e) {
+    code = report_error(e.what(), 128 + e.signal);
   } catch (const UsageError& e) {
     code = report_error(e.what(), 2);
   } catch (const std::bad_alloc&) {

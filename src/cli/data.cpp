@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <csignal>
 #include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -11,6 +10,7 @@
 #include "cli/commands.h"
 #include "core/check.h"
 #include "core/log.h"
+#include "core/signals.h"
 #include "data/pack.h"
 #include "data/synth.h"
 #include "data/token_file.h"
@@ -21,24 +21,6 @@ namespace bhyt::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-volatile std::sig_atomic_t caught = 0;
-
-// While it lives, SIGINT and SIGTERM are noted instead of killing, so that no half-written file stays behind.
-class SignalGuard {
- public:
-  SignalGuard() : int_(std::signal(SIGINT, note)), term_(std::signal(SIGTERM, note)) { caught = 0; }
-  ~SignalGuard() {
-    std::signal(SIGINT, int_);
-    std::signal(SIGTERM, term_);
-  }
-  static bool interrupted() { return caught != 0; }
-
- private:
-  static void note(int signal) { caught = signal; }
-  void (*int_)(int);
-  void (*term_)(int);
-};
 
 Json describe(const std::string& path, const TokenFileInfo& info, std::uint64_t bytes) {
   return {{"path", path},
@@ -67,9 +49,9 @@ void print(const Json& j) {
 }
 
 int run_pack(const PackOptions& given, const std::string& tokenizer, bool json) {
-  const SignalGuard guard;
+  const StopSignals stop("");
   PackOptions o = given;
-  o.interrupted = SignalGuard::interrupted;
+  o.interrupted = [&] { return stop.received(); };
   const PackResult r = pack(*load_tokenizer(tokenizer), o);
   if (r.bad_lines > 0) log::warning("{} bad line{} left out, the first: {}", r.bad_lines, r.bad_lines == 1 ? "" : "s", r.first_bad);
   const double rate = r.seconds > 0 ? static_cast<double>(r.text_bytes) / r.seconds / 1e6 : 0;
@@ -87,9 +69,9 @@ int run_pack(const PackOptions& given, const std::string& tokenizer, bool json) 
 }
 
 int run_synth(const SynthOptions& given, bool json) {
-  const SignalGuard guard;
+  const StopSignals stop("");
   SynthOptions o = given;
-  o.interrupted = SignalGuard::interrupted;
+  o.interrupted = [&] { return stop.received(); };
   const SynthResult r = synthesize(o);
   if (json)
     fmt::print("{}\n", Json{{"out", o.out},
@@ -165,15 +147,9 @@ int cmd_data(const std::vector<std::string>& args) {
   info_app->add_flag("--json", json, "print as JSON");
 
   parse(app, args);
-  try {
-    if (pack_app->parsed()) return run_pack(packing, tokenizer, json);
-    if (synth_app->parsed()) return run_synth(synth, json);
-    return run_info(file, json, verify, head);
-  } catch (const Error& e) {
-    if (!caught) throw;
-    log::write(log::Level::error, e.what());
-    return 128 + caught;
-  }
+  if (pack_app->parsed()) return run_pack(packing, tokenizer, json);
+  if (synth_app->parsed()) return run_synth(synth, json);
+  return run_info(file, json, verify, head);
 }
 
 }  // namespace bhyt::cli

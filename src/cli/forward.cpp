@@ -7,6 +7,7 @@
 #include "cli/commands.h"
 #include "core/check.h"
 #include "core/memory.h"
+#include "data/files.h"
 #include "model/checkpoint.h"
 #include "model/safetensors.h"
 
@@ -102,9 +103,15 @@ void run_forward(const std::string& dir, const std::string& tokens, const std::s
   model->forward(batch);
   tensors.push_back(logits_of(*model, sample));
 
-  const std::string beside = out + ".partial";
-  write_safetensors(beside, std::move(tensors));
-  std::filesystem::rename(beside, out);
+  const std::string to = output_path(out), beside = to + ".partial";
+  try {
+    write_safetensors(beside, std::move(tensors));
+    std::filesystem::rename(beside, to);
+  } catch (...) {
+    std::error_code ignored;
+    std::filesystem::remove(beside, ignored);
+    throw;
+  }
 }
 
 }  // namespace

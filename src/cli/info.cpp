@@ -188,7 +188,10 @@ Json describe_run(const fs::path& dir) {
   j["checkpoints"] = Json::array();
   for (const auto& [step, name] : checkpoints) j["checkpoints"].push_back(name);
   j["config"] = Json::object();
-  for (const auto& [key, value] : run.config) j["config"][key] = value;
+  for (const auto& [key, value] : run.config) {
+    const Json typed = Json::parse(value, nullptr, false);
+    j["config"][key] = typed.is_discarded() ? Json(value) : typed;
+  }
   if (!run.notes.empty()) j["notes"] = run.notes;
   return j;
 }

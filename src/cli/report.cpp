@@ -20,8 +20,8 @@ Json describe(const report::Run& r) {
   const auto number = [](double v) { return std::isfinite(v) ? Json(v) : Json(); };
   return {{"name", r.name},
           {"dir", r.dir},
-          {"steps", r.steps()},
-          {"tokens", number(r.tokens.last())},
+          {"steps", static_cast<std::int64_t>(r.steps())},
+          {"tokens", r.tokens.empty() ? Json() : Json(static_cast<std::int64_t>(r.tokens.last()))},
           {"loss", number(r.loss.last())},
           {"valid_loss", number(r.valid.last())},
           {"floor", r.floor ? Json(*r.floor) : Json()},

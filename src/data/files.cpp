@@ -35,14 +35,22 @@ MappedFile::~MappedFile() {
   if (data_) ::munmap(const_cast<unsigned char*>(data_), size_);
 }
 
-OutputFile::OutputFile(const std::string& path) : path_(path) {
+std::string output_path(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code ec;
+  const fs::path real = fs::is_symlink(path, ec) ? fs::weakly_canonical(path, ec) : fs::path(path);
+  check(!fs::is_directory(real, ec), "cannot write {}: it is a directory", path);
+  check(!fs::exists(real, ec) || fs::is_regular_file(real, ec), "cannot write {}: it is not a regular file", path);
+  return real.string();
+}
+
+OutputFile::OutputFile(const std::string& path) : path_(output_path(path)) {
   namespace fs = std::filesystem;
   static std::atomic<int> serial{0};
-  check(!fs::is_directory(path), "cannot write {}: it is a directory", path);
   std::error_code ec;
-  if (const fs::path parent = fs::path(path).parent_path(); !parent.empty()) fs::create_directories(parent, ec);
+  if (const fs::path parent = fs::path(path_).parent_path(); !parent.empty()) fs::create_directories(parent, ec);
   check(!ec, "cannot write {}: {}", path, ec.message());
-  temporary_ = fmt::format("{}.tmp.{}.{}", path, ::getpid(), serial++);
+  temporary_ = fmt::format("{}.tmp.{}.{}", path_, ::getpid(), serial++);
   fd_ = ::open(temporary_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   check(fd_ >= 0, "cannot write {}: {}", path, std::strerror(errno));
 }

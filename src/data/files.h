@@ -22,6 +22,9 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
+// Where a file to be replaced by `path`'s name really lies: links are followed, and what is there must be a regular file or nothing.
+std::string output_path(const std::string& path);
+
 // Written under another name beside `path`, which commit() gives it; without commit nothing is left behind.
 // Not synced: what is written here can be made again, and a sync would halve the speed of packing.
 class OutputFile {

@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "core/log.h"
 #include "core/parallel.h"
+#include "core/signals.h"
 #include "data/json_text.h"
 #include "data/pipeline.h"
 
@@ -55,7 +56,7 @@ class Reader {
     b.file = file_;
     b.cut = files_[file_].records == Records::jsonl ? Cut::json_lines : lines_ ? Cut::text_lines : pieces_ ? Cut::piece : Cut::whole;
     fill(b);
-    if (start_ && b.cut != Cut::piece && b.cut != Cut::whole) drop_byte_order_mark(b);
+    if (start_) drop_byte_order_mark(b);
     start_ = false;
     b.consumed = before_ + stream_->consumed();
     b.last_piece = ended_;
@@ -185,7 +186,7 @@ class Collector {
     }
     if (b.bad > 0) {
       const std::string where = fmt::format("{}:{}: {}", files_[b.file].path, line_ + b.first_bad, b.error);
-      check(options_.skip_bad, "{} (--skip-bad leaves such lines out)", where);
+      check(options_.skip_bad, "{} (bhyt data pack --skip-bad leaves such lines out)", where);
       if (result.bad_lines == 0) result.first_bad = where;
     }
     line_ += b.lines;
@@ -250,7 +251,7 @@ PackResult pack(const Tokenizer& tokenizer, const PackOptions& options) {
   ordered_pipeline<Batch>(
       options.threads > 0 ? options.threads : num_threads(), [&](Batch& b) { return reader.next(b); }, Encoder(tokenizer, options),
       [&](const Batch& b) {
-        check(!options.interrupted || !options.interrupted(), "interrupted");
+        if (const int signal = options.interrupted ? options.interrupted() : 0) throw Interrupted(signal);
         collector.take(b);
         if (progress)
           progress->update(static_cast<double>(b.consumed), log::human_count(static_cast<double>(collector.tokens()), "tokens"));

@@ -20,7 +20,7 @@ struct PackOptions {
   bool skip_bad = false;            // leave bad lines out instead of stopping at the first
   int threads = 0;                  // 0: as many as there are; the file is the same with any number
   bool progress = true;
-  std::function<bool()> interrupted{};  // asked between batches; true stops with an Error and leaves nothing behind
+  std::function<int()> interrupted{};  // asked between batches; a signal stops with Interrupted and leaves nothing behind
 };
 
 struct PackResult {

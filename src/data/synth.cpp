@@ -10,6 +10,7 @@
 
 #include "core/check.h"
 #include "core/log.h"
+#include "core/signals.h"
 #include "data/token_file.h"
 
 namespace bhyt {
@@ -308,7 +309,7 @@ Written write_split(const SynthLanguage& language, const SynthOptions& o, const 
     }
     w.tokens += ids.size();
     if (++w.documents % 256 == 0) {
-      check(!o.interrupted || !o.interrupted(), "interrupted");
+      if (const int signal = o.interrupted ? o.interrupted() : 0) throw Interrupted(signal);
       if (progress) progress->update(static_cast<double>(w.tokens));
     }
   }

@@ -74,7 +74,7 @@ struct SynthOptions {
   std::uint64_t seed = 0;
   bool documents = false;  // train.jsonl and valid.jsonl instead of .tok
   bool progress = true;
-  std::function<bool()> interrupted{};
+  std::function<int()> interrupted{};  // as in PackOptions
 };
 
 struct SynthResult {

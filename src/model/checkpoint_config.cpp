@@ -43,6 +43,10 @@ class Keys {
     const Json* j = find(key);
     return j ? schema::Reader::as_number(full(key), *j, range) : otherwise;
   }
+  double number(const char* key, Range range) const {
+    check(find(key) != nullptr, "{} is missing", full(key));
+    return number(key, 0, range);
+  }
   bool boolean(const char* key, bool otherwise) const {
     const Json* j = find(key);
     if (!j) return otherwise;
@@ -70,22 +74,27 @@ class Keys {
 // --- plain Llama ---------------------------------------------------------------------------------------------------------------------
 
 void read_rope(ModelConfig& c, const Keys& k) {
-  const Json* both = k.find("rope_parameters");  // transformers 5
-  const Json* old = k.find("rope_scaling");
-  const Json* j = both ? both : old;
+  // transformers 5 writes rope_parameters, with theta in it; where rope_scaling is there too, it takes that.
   const Json none = Json::object();
-  if (j && !j->is_object()) schema::wrong(both ? "rope_parameters" : "rope_scaling", "an object or null", *j);
-  const Keys rope(j ? *j : none, both ? "rope_parameters" : "rope_scaling");
-  c.rope_theta = rope.number("rope_theta", k.number("rope_theta", 10000, {.above = 0}), {.above = 0});
+  const auto object = [&](const char* key) -> const Json& {
+    const Json* j = k.find_some(key);
+    if (j && !j->is_object()) schema::wrong(key, "an object or null", *j);
+    return j ? *j : none;
+  };
+  const Json &parameters = object("rope_parameters"), &scaling = object("rope_scaling");
+  const bool old = !scaling.empty();
+  const Keys rope(old ? scaling : parameters, old ? "rope_scaling" : "rope_parameters");
+  const double theta = Keys(parameters, "rope_parameters").number("rope_theta", k.number("rope_theta", 10000, {.above = 0}), {.above = 0});
+  c.rope_theta = rope.number("rope_theta", theta, {.above = 0});
   k.require("partial_rotary_factor", 1.0);
   rope.require("partial_rotary_factor", 1.0);
   const std::string type = rope.text("rope_type", rope.text("type", "default").c_str());
   if (type == "default") return;
   check(type == "llama3", "{} must be default or llama3, got \"{}\" (other scalings are not supported)", rope.full("rope_type"), type);
   c.rope_scaling = {.kind = RopeScaling::Kind::llama3,
-                    .factor = rope.number("factor", 32, {.above = 0}),
-                    .low = rope.number("low_freq_factor", 1, {.above = 0}),
-                    .high = rope.number("high_freq_factor", 4, {.above = 0}),
+                    .factor = rope.number("factor", {.above = 0}),
+                    .low = rope.number("low_freq_factor", {.above = 0}),
+                    .high = rope.number("high_freq_factor", {.above = 0}),
                     .original = rope.number("original_max_position_embeddings", static_cast<double>(c.max_positions), {.above = 0})};
 }
 

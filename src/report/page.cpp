@@ -7,12 +7,12 @@
 #include <cmath>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "core/error.h"
 #include "core/log.h"
+#include "data/files.h"
 #include "report/figure.h"
 
 namespace bhyt::report {
@@ -255,7 +255,8 @@ std::string verdict(const std::vector<Run>& runs) {
   const Run& b = runs[static_cast<std::size_t>(best)];
   const double lowest = final_loss(b, validation);
   const std::string floor = b.floor ? fmt::format(" ({:.4f} above the entropy floor)", lowest - *b.floor) : "";
-  if (runs.size() == 1) return fmt::format("{}: {} loss {:.4f}{} at step {:.0f}.", b.name, kind, lowest, floor, b.steps());
+  if (runs.size() == 1)
+    return fmt::format("{}: {} loss {:.4f}{} at step {:.0f}.", b.name, kind, lowest, floor, (validation ? b.valid : b.loss).x.back());
   std::string out = fmt::format("Lowest final {} loss: {}, {:.4f}{}", kind, b.name, lowest, floor);
   std::vector<std::pair<double, const Run*>> others;
   for (const Run& r : runs)
@@ -299,17 +300,10 @@ std::string render_page(const std::vector<Run>& runs) {
 }
 
 void write_page(const std::vector<Run>& runs, const std::string& path) {
-  const std::string page = render_page(runs), beside = path + ".part";
-  std::ofstream out(beside, std::ios::binary | std::ios::trunc);
-  out.write(page.data(), static_cast<std::streamsize>(page.size()));
-  out.close();
-  std::error_code ec;
-  if (out) std::filesystem::rename(beside, path, ec);
-  if (!out || ec) {
-    std::error_code ignored;
-    std::filesystem::remove(beside, ignored);
-    throw Error(fmt::format("{}: cannot be written ({})", path, ec ? ec.message() : "is the folder there and writable?"));
-  }
+  const std::string page = render_page(runs);
+  OutputFile out(path);
+  out.write(page.data(), page.size());
+  out.commit();
 }
 
 }  // namespace bhyt::report

@@ -55,6 +55,11 @@ void prune(RunDir& dir, const TrainSection& train, std::int64_t newest, bool int
 
 }  // namespace
 
+void tidy_checkpoints(RunDir& dir, const TrainSection& train) {
+  const std::vector<std::int64_t> steps = dir.checkpoints();
+  if (!steps.empty()) prune(dir, train, steps.front(), was_interrupt(dir.checkpoint(steps.front())));
+}
+
 void save_checkpoint(RunDir& dir, const CheckpointContext& context, const Model& model, const OptimizerState& state,
                      const Progress& progress, bool interrupted) {
   dir.write_checkpoint(progress.step, [&](const fs::path& to) {
@@ -67,10 +72,14 @@ void save_checkpoint(RunDir& dir, const CheckpointContext& context, const Model&
 }
 
 std::optional<Found> find_checkpoint(const RunDir& dir) {
+  std::string weights;  // the newest that is whole but holds weights only
   for (const std::int64_t step : dir.checkpoints()) {
     const fs::path at = dir.checkpoint(step);
     std::string wrong = verify_checkpoint(at);
-    if (wrong.empty() && !fs::exists(at / kOptimizer)) wrong = "it holds weights only";
+    if (wrong.empty() && !fs::exists(at / kOptimizer)) {
+      wrong = "it holds weights only";
+      if (weights.empty()) weights = at.string();
+    }
     Json state;
     if (wrong.empty() && !fs::exists(at / kState)) wrong = "it has no trainer_state.json";
     if (wrong.empty() && (state = Json::parse(read_text(at / kState), nullptr, false)).is_discarded())
@@ -78,6 +87,9 @@ std::optional<Found> find_checkpoint(const RunDir& dir) {
     if (wrong.empty()) return Found{at, std::move(state)};
     log::warning("passing over {}: {}", at.string(), wrong);
   }
+  check(weights.empty(),
+        "{} cannot be gone on with: no checkpoint there has its optimizer state. model.init={} starts a new run from its weights",
+        dir.path().string(), weights);
   return std::nullopt;
 }
 

@@ -22,6 +22,9 @@ struct CheckpointContext {
 void save_checkpoint(RunDir& dir, const CheckpointContext& context, const Model& model, const OptimizerState& state,
                      const Progress& progress, bool interrupted);
 
+// Lets go of what a process that was killed while saving had still to let go of.
+void tidy_checkpoints(RunDir& dir, const TrainSection& train);
+
 struct Found {
   fs::path dir;
   Json state;  // trainer_state.json

@@ -135,11 +135,12 @@ void explain_bare(const Json& tree) {
 }
 
 // The checkpoint that model.init names is the base on which the model and norm sections stand.
-void start_from(const Json& model, ModelSection& section) {
+void start_from(const Json& model, bool resuming, ModelSection& section) {
   if (!model.is_object() || !model.contains("init") || !model["init"].is_string()) return;
   check_usage(!model.contains("preset"), "model.preset and model.init: a checkpoint brings its own shapes; give one of them");
   const fs::path dir = model["init"].get<std::string>();
   std::error_code ignored;
+  if (resuming && !fs::exists(dir, ignored)) return;  // a run's own config has everything from there that it needs to go on
   check_usage(fs::is_regular_file(dir / "config.json", ignored), "model.init: {} is not a checkpoint folder (no config.json there)",
               dir.string());
   section.config = read_model_config(dir / "config.json");
@@ -171,7 +172,7 @@ static void fields(TrainSection& c, V& v) {
   v.number("lr", c.lr, "peak learning rate", {.above = 0});
   v.number("min_lr_ratio", c.min_lr_ratio, "learning rate of the last step, as a share of the peak", share);
   v.number("warmup_ratio", c.warmup_ratio, "share of the steps in which the rate rises to its peak", share);
-  v.number("weight_decay", c.weight_decay, "decoupled weight decay, on matrices", from0);
+  v.number("weight_decay", c.weight_decay, "decoupled weight decay, on matrices and SeeDNorm's gate and direction", from0);
   v.custom(
       "betas", "AdamW's decay of the first and second moment",
       [&](const Json& j, const std::string& key) {
@@ -226,7 +227,8 @@ Json config_tree(const std::string& file, const std::vector<std::string>& overri
 RunConfig read_run_config(const Json& tree) {
   explain_bare(tree);
   RunConfig c;
-  if (tree.contains("model")) start_from(tree["model"], c.model);
+  const bool resuming = tree.contains("run") && tree["run"].is_object() && tree["run"].value("resume", Json("never")) != "never";
+  if (tree.contains("model")) start_from(tree["model"], resuming, c.model);
   schema::read(c, tree);
   if (c.train.tokens > 0) {
     const double per_step = static_cast<double>(c.train.batch) * static_cast<double>(c.data.seq_len);

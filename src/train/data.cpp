@@ -1,10 +1,13 @@
 #include "train/data.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 
 #include "core/log.h"
+#include "core/signals.h"
 #include "data/pack.h"
 #include "data/token_file.h"
 
@@ -26,7 +29,17 @@ std::string cache_folder() {
   if (dir.empty()) return "";
   std::error_code error;
   fs::create_directories(dir, error);
-  return error ? "" : dir.string();
+  return error || ::access(dir.c_str(), W_OK | X_OK) != 0 ? "" : dir.string();
+}
+
+// A packed text that a full disk or a power cut has damaged is made again.
+bool whole(const std::string& file) {
+  try {
+    return TokenFile(file).tokens() > 0;
+  } catch (const Error& e) {
+    log::warning("{}; packing again", e.what());
+    return false;
+  }
 }
 
 // Texts are packed once per content (path, size, time) and tokenizer, whatever run asks.
@@ -40,10 +53,10 @@ std::string packed(const std::vector<std::string>& texts, const Tokenizer& token
   }
   const std::string cache = cache_folder();
   const fs::path file = fs::path(cache.empty() ? fallback : cache) / fmt::format("{:016x}.tok", key.digest());
-  if (!fs::exists(file)) {
-    log::info("packing {} into {}", fmt::join(texts, ", "), file.string());
-    pack(tokenizer, {.out = file.string(), .inputs = texts});
-  }
+  if (fs::exists(file) && whole(file.string())) return file.string();
+  log::info("packing {} into {}", fmt::join(texts, ", "), file.string());
+  const StopSignals stop("");
+  pack(tokenizer, {.out = file.string(), .inputs = texts, .interrupted = [&] { return stop.received(); }});
   return file.string();
 }
 
@@ -90,6 +103,8 @@ std::vector<DataPart> make_parts(const std::vector<DataEntry>& entries, const To
 // What the token files say of themselves must fit the tokenizer. Returns the largest vocabulary of those that name no tokenizer.
 std::int64_t check_files(const DataSection& data, const Tokenizer* tokenizer, TokenMeta& meta) {
   std::int64_t vocab = 0;
+  std::string named;  // the last file that says what it was packed with
+  std::uint64_t fingerprint = 0;
   for (const auto* entries : {&data.valid, &data.train})
     for (const DataEntry& e : *entries)
       for (const std::string& path : expand_globs({e.path})) {
@@ -99,6 +114,10 @@ std::int64_t check_files(const DataSection& data, const Tokenizer* tokenizer, To
             !tokenizer || meta.fingerprint == 0 || meta.fingerprint == tokenizer->fingerprint(),
             "{} was packed with another tokenizer ({}, {:016x}) than data.tokenizer ({}, {:016x}); pack it again or name the other one",
             path, meta.kind, meta.fingerprint, tokenizer ? tokenizer->kind() : "", tokenizer ? tokenizer->fingerprint() : 0);
+        if (meta.fingerprint != 0) {
+          check_usage(named.empty() || meta.fingerprint == fingerprint, "{} and {} were packed with different tokenizers", path, named);
+          named = path, fingerprint = meta.fingerprint;
+        }
         if (!tokenizer || meta.fingerprint == 0) vocab = std::max(vocab, static_cast<std::int64_t>(meta.vocab));
       }
   return vocab;

@@ -15,7 +15,8 @@ constexpr const char* kResolved = "resolved.yaml";
 
 // The weights that model.init names must serve the model that the other keys make of it.
 void check_init(const RunConfig& config) {
-  if (config.model.init.empty() || weight_mismatches(config.model.init, config.model.config).empty()) return;
+  if (config.model.init.empty() || !fs::exists(config.model.init) || weight_mismatches(config.model.init, config.model.config).empty())
+    return;
   RunConfig stored = config;
   stored.model.config = read_model_config(fs::path(config.model.init) / "config.json");
   stored.model.config.max_positions = config.model.config.max_positions;

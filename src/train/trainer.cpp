@@ -9,12 +9,12 @@
 
 #include "core/log.h"
 #include "core/mirror.h"
+#include "core/signals.h"
 #include "ops/adamw/adamw.h"
 #include "train/console.h"
 #include "train/layer_stats.h"
 #include "train/schedule.h"
 #include "train/session.h"
-#include "train/signals.h"
 
 namespace bhyt::train {
 
@@ -63,6 +63,7 @@ struct Trainer::Impl {
   float grad_norm = 0;
   double lr = 0;
   double shown = 0;  // when the step line was last redrawn
+  std::exception_ptr no_data;
   Outcome outcome;
 
   Session& s() { return *session; }
@@ -144,7 +145,14 @@ struct Trainer::Impl {
     p.skipped_in_row = 0;
   }
 
-  void put_batch() { s().uploader->put(s().train->next()); }
+  // The next batch. Where there is none to be had (a damaged file), the step in work is still finished and saved.
+  void put_batch() {
+    try {
+      s().uploader->put(s().train->next());
+    } catch (const Error&) {
+      no_data = std::current_exception();
+    }
+  }
 
   // Gives the device a step. A GPU is never waited for: the step before is read (AdamW must know whether it counted) when this one's passes
   // are already under way, and whether this one counts is decided on the device.
@@ -250,10 +258,11 @@ struct Trainer::Impl {
     // While steps are being skipped the weights are in doubt: no checkpoint of them pushes out a good one.
     const bool saved = last || (save_due && p.skipped_in_row == 0);
     if (saved) save(false);
-    if (last || !stop.received()) return last;
+    if (last || (!stop.received() && !no_data)) return last;
     outcome.signal = stop.received();
     settle();
     if (!saved) save(true);
+    if (no_data) std::rethrow_exception(no_data);
     log::info("stopped by {} after step {}; resume=auto goes on from here", outcome.signal == SIGINT ? "SIGINT" : "SIGTERM", p.step);
     return true;
   }
@@ -278,13 +287,15 @@ Outcome Trainer::run() {
   Impl& t = *impl_;
   const std::int64_t steps = t.train().steps;
   if (t.s().progress.step < steps) {
-    const StopSignals stop;
+    const StopSignals stop("\nstopping after this step; the run will be saved (once more to quit at once)\n");
     t.peak = peak_flops(t.s().model->device(), t.s().model->type());
     t.s().train->start(t.s().progress.step);
     t.put_batch();
+    if (t.no_data) std::rethrow_exception(t.no_data);
     do t.step();
     while (!t.after_step(stop));
   } else {
+    tidy_checkpoints(*t.s().dir, t.train());
     t.outcome.checkpoint = t.s().dir->checkpoint(steps).string();
     log::info("nothing left to do: all {} steps are done", steps);
   }

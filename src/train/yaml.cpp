@@ -144,12 +144,13 @@ void apply_override(Json& tree, const std::string& word) {
   const std::string text = word.substr(equals + 1);
   for (const char* bare : {"device", "dtype", "seed", "threads", "resume"})
     if (key == bare) key = "run." + key;
-  Json value;
-  try {
-    value = from_yaml(YAML::Load(text), key);
-  } catch (const YAML::Exception&) {
-    value = text;
-  }
+  // A path is what was typed: 007, 1e-3 and #1 are good names of folders.
+  const bool path = key == "run.dir" || key == "model.init" || key == "data.tokenizer";
+  Json value = text;
+  if (!path || text.empty() || text == "null" || text.front() == '"' || text.front() == '\'') try {
+      value = from_yaml(YAML::Load(text), key);
+    } catch (const YAML::Exception&) {
+    }
 
   if (!tree.is_object()) tree = Json::object();
   Json* at = &tree;

@@ -248,6 +248,16 @@ TEST(Input, AnyBufferSize) {
     }
 }
 
+TEST(Pack, AByteOrderMarkIsNotText) {
+  TempDir dir;
+  const auto bytes = make_byte_tokenizer();
+  for (const char* name : {"a.txt", "a.jsonl"}) {
+    write_file(dir / name, std::string("\xEF\xBB\xBF") + (name[2] == 't' ? "xy" : "{\"text\":\"xy\"}"));
+    run(*bytes, {dir / name}, dir / "a.tok");
+    EXPECT_EQ(TokenFile(dir / "a.tok").tokens(), 3u) << name;  // x, y and the end
+  }
+}
+
 TEST(Pack, WrongInputs) {
   TempDir dir;
   const auto bytes = make_byte_tokenizer();

@@ -193,6 +193,22 @@ TEST(TokenFile, IdsOutsideTheVocabulary) {
   for (const TokenId bad : {10, 65536, 65537, -1}) EXPECT_THROW(w.append(&bad, 1), Error) << bad;
 }
 
+// What is written replaces a file, never a link to one, and nothing that is not a file.
+TEST(OutputFile, FollowsLinksAndRefusesDevices) {
+  TempDir dir;
+  write_file(dir / "real", "old");
+  std::filesystem::create_symlink("real", dir / "link");
+  {
+    OutputFile out(dir / "link");
+    out.write("new", 3);
+    out.commit();
+  }
+  EXPECT_TRUE(std::filesystem::is_symlink(dir / "link"));
+  EXPECT_EQ(read_file(dir / "real"), "new");
+  ASSERT_EQ(::mkfifo((dir / "pipe").c_str(), 0600), 0);
+  EXPECT_HAS(message_of([&] { OutputFile(dir / "pipe"); }), "not a regular file");
+}
+
 TEST(TokenFile, NothingIsLeftWithoutFinish) {
   TempDir dir;
   {
@@ -211,9 +227,7 @@ TEST(TokenFile, FullDiskLeavesNothing) {
   // A limit on the size of files fails a write as a full disk does.
   struct rlimit old {};
   getrlimit(RLIMIT_FSIZE, &old);
-  const struct rlimit small {
-    1 << 20, old.rlim_max
-  };
+  const struct rlimit small { 1 << 20, old.rlim_max };
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
   setrlimit(RLIMIT_FSIZE, &small);
   const std::string said = message_of([&] {

@@ -92,6 +92,14 @@ TEST(Overrides, ReachAnyKey) {
   EXPECT_EQ(tree["data"]["train"], "*.tok");
   EXPECT_EQ(tree["model"]["rope"]["theta"], 1e4);
   EXPECT_EQ(tree["norm"]["lambda"], Json::parse("[3, 4]"));
+  for (const char* name : {"007", "1e-3", "#1", "x # y", "true"}) {
+    apply_override(tree, std::string("run.dir=") + name);
+    EXPECT_EQ(tree["run"]["dir"], name);
+  }
+  apply_override(tree, "run.dir='a b'");
+  EXPECT_EQ(tree["run"]["dir"], "a b");
+  apply_override(tree, "run.dir=null");
+  EXPECT_FALSE(tree["run"].contains("dir"));
   EXPECT_THROW(apply_override(tree, "train.lr.x=1"), UsageError);
   EXPECT_THROW(apply_override(tree, "=1"), UsageError);
   EXPECT_THROW(apply_override(tree, "train.=1"), UsageError);
@@ -208,6 +216,7 @@ TEST(Config, DefaultsFollowEachOther) {
   EXPECT_EQ(read({"data.seq_len=128", "norm.seq_len=64"}).model.config.norm.seq_len, 64);
   EXPECT_EQ(read({"train.batch=4", "train.micro_batch=9"}).train.micro_batch, 4);
   EXPECT_GE(read({"data.seq_len=100000"}).model.config.max_positions, 100000);
+  EXPECT_EQ(read({"norm.p=0.99"}).model.config.norm.kappa, 10);
   EXPECT_FALSE(read({"model.preset=tiny"}).model.vocab_given);
   EXPECT_TRUE(read({"model.preset=tiny", "model.vocab=300"}).model.vocab_given);
 }

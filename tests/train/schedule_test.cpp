@@ -24,6 +24,9 @@ TEST(Schedule, AgreesWithItsFormulaAtOddLengths) {
 }
 
 TEST(Schedule, Edges) {
+  const Schedule seven{.lr = 1, .warmup_ratio = 0.07, .steps = 100};  // a little more than 7 in double
+  EXPECT_DOUBLE_EQ(learning_rate(seven, 7), 1.0);
+  EXPECT_LT(learning_rate(seven, 8), 1.0);
   EXPECT_DOUBLE_EQ(learning_rate({.lr = 1, .min_lr_ratio = 0.5, .warmup_ratio = 0, .steps = 1}, 1), 0.5);
   EXPECT_DOUBLE_EQ(learning_rate({.lr = 1, .min_lr_ratio = 0.5, .warmup_ratio = 0.1, .steps = 1}, 1), 1.0);
   EXPECT_DOUBLE_EQ(learning_rate({.lr = 1, .min_lr_ratio = 0, .warmup_ratio = 1, .steps = 4}, 4), 1.0);

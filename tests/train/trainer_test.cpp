@@ -74,6 +74,27 @@ TEST(Resume, PassesOverDamagedCheckpoints) {
   expect_same_runs(tmp.path / "a", tmp.path / "b");
 }
 
+// Whole checkpoints that hold no optimizer state are no reason to begin again and write over them.
+TEST(Resume, WeightsAloneAreNotGoneOnWith) {
+  const Folder tmp;
+  const Words a = small_run(tmp, "a") + Words{"train.save=weights"};
+  train(a);
+  cut_file(tmp.path / "a" / "checkpoint-12" / "model.safetensors", 100);
+  says(error_of(a + Words{"resume=auto"}), "no checkpoint there has its optimizer state");
+  EXPECT_EQ(verify_checkpoint(tmp.path / "a" / "checkpoint-8"), "");
+}
+
+// Killed between the last save and what follows it: the next call finishes that.
+TEST(Resume, AFinishedRunIsTidied) {
+  const Folder tmp;
+  const Words a = small_run(tmp, "a") + Words{"train.keep=2"}, b = small_run(tmp, "b");
+  train(a);
+  train(b);  // keeps what a does not
+  fs::copy(tmp.path / "b" / "checkpoint-4", tmp.path / "a" / "checkpoint-4", fs::copy_options::recursive);
+  train(a + Words{"resume=auto"});
+  EXPECT_EQ(RunDir(tmp / "a").checkpoints(), (std::vector<std::int64_t>{12, 8}));
+}
+
 TEST(Resume, WhatMayChangeAndWhatMayNot) {
   const Folder tmp;
   const Words a = small_run(tmp, "a");
@@ -363,6 +384,10 @@ TEST(Data, TokenizerVocabularyAndFilesMustAgree) {
   write_language(tmp / "foreign.tok", 3000, 3, {.vocab = kVocab, .end_of_text = 0, .fingerprint = 77, .kind = "bpe"});
   says(error_of(a + Words{"data.tokenizer=bytes", "data.train=" + tmp / "foreign.tok"}),
        "foreign.tok was packed with another tokenizer (bpe, ");
+  write_language(tmp / "foreign2.tok", 3000, 3, {.vocab = kVocab, .end_of_text = 0, .fingerprint = 78, .kind = "bpe"});
+  says(error_of(a + Words{"data.valid=" + tmp / "foreign2.tok", "data.train=" + tmp / "foreign.tok"}),
+       "were packed with different tokenizers");
+  says(error_of(a + Words{"data.tokenizer=" + tmp / "none"}), "data.tokenizer must be");
   EXPECT_FALSE(fs::exists(tmp.path / "a"));
 
   log::set_quiet(true);
@@ -393,6 +418,42 @@ TEST(Data, TextsArePackedOnce) {
   EXPECT_EQ(fs::last_write_time(tmp.path / "cache" / files_in(tmp.path / "cache")[0]), before);
   expect_same_runs(tmp.path / "a", tmp.path / "b");
   unsetenv("BHYT_CACHE");
+}
+
+TEST(Data, ADamagedOrUnwritableCacheStopsNoRun) {
+  const Folder tmp;
+  setenv("BHYT_CACHE", (tmp / "cache").c_str(), 1);
+  std::string text;
+  for (int i = 0; i < 200; ++i) text += fmt::format("line {} of a text that repeats itself\n", i % 37);
+  write_synced(tmp / "a.txt", text);
+  const Words words = small_run(tmp, "a") + Words{"data.train=" + tmp / "a.txt", "data.valid=null", "train.steps=1"};
+  train(words);
+  ASSERT_EQ(files_in(tmp.path / "cache").size(), 1u);
+  cut_file(tmp.path / "cache" / files_in(tmp.path / "cache")[0], 1000);
+  train(words + Words{"run.dir=" + tmp / "b"});
+  expect_same_runs(tmp.path / "a", tmp.path / "b");
+  setenv("BHYT_CACHE", "/proc/self", 1);  // is there, takes no file whoever asks
+  train(words + Words{"run.dir=" + tmp / "c"});
+  expect_same_runs(tmp.path / "a", tmp.path / "c");
+  unsetenv("BHYT_CACHE");
+}
+
+// A token beyond the vocabulary, met in the middle of a run: the steps before it are not lost.
+TEST(Data, ADamagedFileEndsARunThatIsSaved) {
+  const Folder tmp;
+  const Words a = small_run(tmp, "a") + Words{"train.save_every=0"};
+  const fs::path file = tmp.path / "train.tok";
+  std::string bytes = read_text(file);
+  const std::string good = bytes;
+  bytes[bytes.size() / 2] = static_cast<char>(200);
+  write_synced(file, bytes);
+  const std::string message = error_of(a + Words{"train.steps=500"});
+  says(message, "not below the vocabulary");
+  const auto steps = RunDir(tmp / "a").checkpoints();
+  ASSERT_EQ(steps.size(), 1u);
+  EXPECT_GT(steps[0], 0);
+  write_synced(file, good);
+  EXPECT_EQ(train(a + Words{"train.steps=500", "resume=auto", "train.eval_every=0"}).step, 500);
 }
 
 TEST(Data, MixturesTrain) {
@@ -430,6 +491,14 @@ TEST(Init, StartsFromACheckpoint) {
     EXPECT_EQ(trainer.config().model.config.d, 32);
     EXPECT_LT(*trainer.run().valid_loss, *first.valid_loss + 0.3);
   }
+  // Where the checkpoint is gone, the run it began goes on all the same.
+  const Json own = read_yaml(tmp / "b" + "/resolved.yaml");
+  fs::rename(checkpoint, tmp / "moved");
+  Json more = own;
+  more["run"]["resume"] = "auto";
+  more["train"]["steps"] = 2;
+  EXPECT_EQ(Trainer(read_run_config(more), {}).run().step, 2);
+  fs::rename(tmp / "moved", checkpoint);
   EXPECT_EQ(Trainer(config_of(b + Words{"norm.seq_len=16", "run.dir=" + tmp / "c"}), {}).config().model.config.norm.seq_len, 16);
   says(error_of(b + Words{"model.preset=tiny"}), "model.preset and model.init");
   says(error_of(b + Words{"model.layers=3", "run.dir=" + tmp / "d"}), "do not fit these keys: model.layers was 2, now is 3");

@@ -51,12 +51,15 @@ void read_layers(NormConfig& c, const Json& j, const std::string& key) {
   c.last_layer = schema::Reader::as_integer(key + "[1]", j[1], {.at_least = 1});
 }
 
+// κ to 12 digits: those of 1 − p end there, and p = 0.99 means 10.
+double bound_of(double p) { return std::stod(fmt::format("{:.12g}", 1.0 / std::sqrt(1.0 - p))); }
+
 // p and κ say the same thing: only one may be given.
 void read_bound(NormConfig& c, schema::Reader& v) {
   const Json* p = v.take("p");
   const Json* kappa = v.take("kappa");
   if (p && kappa) throw UsageError(fmt::format("{} and {} say the same thing: give one of them", v.full("p"), v.full("kappa")));
-  if (p) c.kappa = 1.0 / std::sqrt(1.0 - schema::Reader::as_number(v.full("p"), *p, {.below = 1, .at_least = 0}));
+  if (p) c.kappa = bound_of(schema::Reader::as_number(v.full("p"), *p, {.below = 1, .at_least = 0}));
   if (kappa) c.kappa = schema::Reader::as_number(v.full("kappa"), *kappa, {.above = 0});
 }
 void read_bound(NormConfig& c, schema::Writer& v) { v.number("kappa", c.kappa, ""); }

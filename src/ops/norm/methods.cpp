@@ -103,9 +103,10 @@ void check_config(const NormConfig& c, const Method& m, std::int64_t layers) {
               "norm.calibration must have one factor per layer, {}, got {}", layers, c.calibration.size());
   check_usage(c.last_layer == 0 || (c.first_layer >= 1 && c.first_layer <= c.last_layer && c.last_layer <= layers),
               "norm.layers must be [from, to] with 1 <= from <= to <= {}, got [{}, {}]", layers, c.first_layer, c.last_layer);
-  check_usage(c.correction == Correction::none || has_approximation(m),
+  const bool approximated = has_approximation(m) || (c.last_layer > 0 && has_approximation(method(c.elsewhere, "norm.elsewhere")));
+  check_usage(c.correction == Correction::none || approximated,
               "norm.correction needs a method whose second site is approximated (bhyt, rmsnorm_approx), got {}", c.method);
-  check_usage(c.aux_loss == 0 || has_approximation(m),
+  check_usage(c.aux_loss == 0 || approximated,
               "norm.aux_loss needs a method whose second site is approximated (bhyt, rmsnorm_approx), got {}", c.method);
 }
 

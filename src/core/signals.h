@@ -1,0 +1,24 @@
+// SIGINT and SIGTERM while there is something to bring to a good end: the first asks to stop, a second quits at once.
+#pragma once
+
+#include "core/error.h"
+
+namespace bhyt {
+
+class StopSignals {
+ public:
+  explicit StopSignals(const char* notice);  // installs the handlers; the first signal writes `notice` to stderr
+  ~StopSignals();                            // puts back what was there
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+
+  int received() const;  // 0, SIGINT or SIGTERM
+};
+
+// Work that a signal ended and that leaves nothing half-done: the program's exit code is 128 + signal.
+struct Interrupted : Error {
+  explicit Interrupted(int by) : Error("interrupted"), signal(by) {}
+  int signal;
+};
+
+}  // namespace bhyt
