@@ -189,6 +189,11 @@ std::vector<Option> options() {
       {"aux and stop", "bhyt",
        [](ModelConfig& c) { c.norm.aux_loss = 0.3, c.norm.stop_gradient = true, c.norm.correction = Correction::beta; }},
       {"range", "bhyt", [](ModelConfig& c) { c.norm.first_layer = 2, c.norm.last_layer = 2, c.norm.elsewhere = "peri"; }},
+      {"approximated elsewhere", "rmsnorm",
+       [](ModelConfig& c) {
+         c.norm.first_layer = 1, c.norm.last_layer = 1, c.norm.elsewhere = "bhyt", c.norm.correction = Correction::beta;
+         c.norm.aux_loss = 0.3;
+       }},
       {"frozen lambda", "bhyt", [](ModelConfig& c) { c.norm.learn_lambda = false; }},
       {"learned embedding scale", "bhyt", [](ModelConfig& c) { c.embedding_scale = EmbeddingScaleKind::learned, c.init_std = 0.1; }},
       {"embedding times root d", "rmsnorm", [](ModelConfig& c) { c.embedding_scale = EmbeddingScaleKind::sqrt_d, c.init_std = 0.1; }},
