@@ -158,6 +158,7 @@ class Encoder {
 
   void document(Batch& b, std::string_view text) const {
     const std::size_t before = b.ids.size();
+    if (text.size() > kBatch) b.ids.reserve(before + text.size() + 1);  // a vector that grows would hold a large document twice
     tokenizer_.encode(text, b.ids, {.special = false});
     if (b.ids.size() == before) {
       ++b.empty;
