@@ -94,7 +94,7 @@ Json to_json(const Result& r, const Settings& s) {
     if (name.ends_with(" ms"))
       j["breakdown_ms"][name.substr(0, name.size() - 3)] = value;
     else
-      j[name] = value == std::floor(value) ? Json(static_cast<std::int64_t>(value)) : Json(value);
+      j[name] = value == std::floor(value) && value < 1e15 ? Json(static_cast<std::int64_t>(value)) : Json(value);
   }
   return j;
 }

@@ -49,7 +49,7 @@ void print(const Json& j) {
 }
 
 int run_pack(const PackOptions& given, const std::string& tokenizer, bool json) {
-  const StopSignals stop("");
+  const StopSignals stop("\nstopping\n");
   PackOptions o = given;
   o.interrupted = [&] { return stop.received(); };
   const PackResult r = pack(*load_tokenizer(tokenizer), o);
@@ -69,7 +69,7 @@ int run_pack(const PackOptions& given, const std::string& tokenizer, bool json) 
 }
 
 int run_synth(const SynthOptions& given, bool json) {
-  const StopSignals stop("");
+  const StopSignals stop("\nstopping\n");
   SynthOptions o = given;
   o.interrupted = [&] { return stop.received(); };
   const SynthResult r = synthesize(o);

@@ -1,4 +1,4 @@
-// SIGINT and SIGTERM while there is something to bring to a good end: the first asks to stop, a second quits at once.
+// SIGINT and SIGTERM while there is something to bring to a good end: the first asks to stop.
 #pragma once
 
 #include "core/error.h"
@@ -7,8 +7,9 @@ namespace bhyt {
 
 class StopSignals {
  public:
-  explicit StopSignals(const char* notice);  // installs the handlers; the first signal writes `notice` to stderr
-  ~StopSignals();                            // puts back what was there
+  enum class Second { waits, quits };                                       // a second signal changes nothing, or ends the process at once
+  explicit StopSignals(const char* notice, Second second = Second::waits);  // the first signal writes `notice` to stderr
+  ~StopSignals();                                                           // puts back the handlers that were there
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 

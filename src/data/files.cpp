@@ -38,9 +38,13 @@ MappedFile::~MappedFile() {
 std::string output_path(const std::string& path) {
   namespace fs = std::filesystem;
   std::error_code ec;
-  const fs::path real = fs::is_symlink(path, ec) ? fs::weakly_canonical(path, ec) : fs::path(path);
-  check(!fs::is_directory(real, ec), "cannot write {}: it is a directory", path);
-  check(!fs::exists(real, ec) || fs::is_regular_file(real, ec), "cannot write {}: it is not a regular file", path);
+  check(!fs::is_directory(path, ec), "cannot write {}: it is a directory", path);
+  check(!fs::exists(path, ec) || fs::is_regular_file(path, ec), "cannot write {}: it is not a regular file", path);
+  fs::path real = path;
+  for (int links = 0; fs::is_symlink(real, ec); ++links) {
+    check(links < 40, "cannot write {}: it is a link that leads nowhere", path);
+    real = real.parent_path() / fs::read_symlink(real, ec);  // what is absolute stands alone
+  }
   return real.string();
 }
 

@@ -55,9 +55,12 @@ void load_from(const WeightFiles& files, const Parameters& into) {
 // Whether values of a float type are all finite: none has every bit of its exponent set.
 bool all_finite(const void* data, std::size_t bytes, DType type) {
   const auto scan = [&](auto exponent) {
-    const auto* words = static_cast<const decltype(exponent)*>(data);
     bool odd = false;
-    for (std::size_t i = 0; i < bytes / sizeof(exponent); ++i) odd |= (words[i] & exponent) == exponent;
+    for (std::size_t at = 0; at < bytes; at += sizeof exponent) {
+      auto word = exponent;
+      std::memcpy(&word, static_cast<const char*>(data) + at, sizeof word);
+      odd |= (word & exponent) == exponent;
+    }
     return !odd;
   };
   return type == DType::bf16 ? scan(std::uint16_t{0x7F80}) : scan(std::uint32_t{0x7F800000});

@@ -74,7 +74,7 @@ class Keys {
 // --- plain Llama ---------------------------------------------------------------------------------------------------------------------
 
 void read_rope(ModelConfig& c, const Keys& k) {
-  // transformers 5 writes rope_parameters, with theta in it; where rope_scaling is there too, it takes that.
+  // transformers 5 writes rope_parameters, with theta in it; where rope_scaling is there too, it reads that instead.
   const Json none = Json::object();
   const auto object = [&](const char* key) -> const Json& {
     const Json* j = k.find_some(key);
@@ -84,8 +84,7 @@ void read_rope(ModelConfig& c, const Keys& k) {
   const Json &parameters = object("rope_parameters"), &scaling = object("rope_scaling");
   const bool old = !scaling.empty();
   const Keys rope(old ? scaling : parameters, old ? "rope_scaling" : "rope_parameters");
-  const double theta = Keys(parameters, "rope_parameters").number("rope_theta", k.number("rope_theta", 10000, {.above = 0}), {.above = 0});
-  c.rope_theta = rope.number("rope_theta", theta, {.above = 0});
+  c.rope_theta = rope.number("rope_theta", k.number("rope_theta", 10000, {.above = 0}), {.above = 0});
   k.require("partial_rotary_factor", 1.0);
   rope.require("partial_rotary_factor", 1.0);
   const std::string type = rope.text("rope_type", rope.text("type", "default").c_str());

@@ -55,9 +55,8 @@ void prune(RunDir& dir, const TrainSection& train, std::int64_t newest, bool int
 
 }  // namespace
 
-void tidy_checkpoints(RunDir& dir, const TrainSection& train) {
-  const std::vector<std::int64_t> steps = dir.checkpoints();
-  if (!steps.empty()) prune(dir, train, steps.front(), was_interrupt(dir.checkpoint(steps.front())));
+void tidy_checkpoints(RunDir& dir, const TrainSection& train, std::int64_t newest) {
+  prune(dir, train, newest, was_interrupt(dir.checkpoint(newest)));
 }
 
 void save_checkpoint(RunDir& dir, const CheckpointContext& context, const Model& model, const OptimizerState& state,

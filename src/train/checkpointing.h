@@ -22,8 +22,8 @@ struct CheckpointContext {
 void save_checkpoint(RunDir& dir, const CheckpointContext& context, const Model& model, const OptimizerState& state,
                      const Progress& progress, bool interrupted);
 
-// Lets go of what a process that was killed while saving had still to let go of.
-void tidy_checkpoints(RunDir& dir, const TrainSection& train);
+// Lets go of what a process that was killed while it saved checkpoint `newest` had still to let go of.
+void tidy_checkpoints(RunDir& dir, const TrainSection& train, std::int64_t newest);
 
 struct Found {
   fs::path dir;

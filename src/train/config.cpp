@@ -135,12 +135,20 @@ void explain_bare(const Json& tree) {
 }
 
 // The checkpoint that model.init names is the base on which the model and norm sections stand.
-void start_from(const Json& model, bool resuming, ModelSection& section) {
+// Where it is gone and its run goes on, what that run made of it.
+void start_from(const Json& model, const fs::path& run, ModelSection& section) {
   if (!model.is_object() || !model.contains("init") || !model["init"].is_string()) return;
   check_usage(!model.contains("preset"), "model.preset and model.init: a checkpoint brings its own shapes; give one of them");
   const fs::path dir = model["init"].get<std::string>();
   std::error_code ignored;
-  if (resuming && !fs::exists(dir, ignored)) return;  // a run's own config has everything from there that it needs to go on
+  if (!run.empty() && !fs::exists(dir, ignored) && fs::is_regular_file(run / "resolved.yaml", ignored)) {
+    Json own = read_yaml((run / "resolved.yaml").string());
+    if (own.is_object() && own.contains("model") && own["model"].is_object()) own["model"].erase("init");
+    if (own.is_object() && own.contains("run") && own["run"].is_object()) own["run"].erase("resume");
+    section.config = read_run_config(own).model.config;
+    section.vocab_given = true;
+    return;
+  }
   check_usage(fs::is_regular_file(dir / "config.json", ignored), "model.init: {} is not a checkpoint folder (no config.json there)",
               dir.string());
   section.config = read_model_config(dir / "config.json");
@@ -227,8 +235,9 @@ Json config_tree(const std::string& file, const std::vector<std::string>& overri
 RunConfig read_run_config(const Json& tree) {
   explain_bare(tree);
   RunConfig c;
-  const bool resuming = tree.contains("run") && tree["run"].is_object() && tree["run"].value("resume", Json("never")) != "never";
-  if (tree.contains("model")) start_from(tree["model"], resuming, c.model);
+  const Json run = tree.value("run", Json::object());
+  const bool resuming = run.is_object() && run.value("resume", Json("never")) != "never";
+  if (tree.contains("model")) start_from(tree["model"], resuming ? run.value("dir", Json(c.run.dir)).get<std::string>() : "", c.model);
   schema::read(c, tree);
   if (c.train.tokens > 0) {
     const double per_step = static_cast<double>(c.train.batch) * static_cast<double>(c.data.seq_len);

@@ -29,10 +29,10 @@ std::string cache_folder() {
   if (dir.empty()) return "";
   std::error_code error;
   fs::create_directories(dir, error);
-  return error || ::access(dir.c_str(), W_OK | X_OK) != 0 ? "" : dir.string();
+  return error ? "" : dir.string();
 }
 
-// A packed text that a full disk or a power cut has damaged is made again.
+// A packed text that was cut short is made again.
 bool whole(const std::string& file) {
   try {
     return TokenFile(file).tokens() > 0;
@@ -51,12 +51,15 @@ std::string packed(const std::vector<std::string>& texts, const Tokenizer& token
     key.add(f.bytes);
     key.add(static_cast<std::uint64_t>(f.modified));
   }
-  const std::string cache = cache_folder();
-  const fs::path file = fs::path(cache.empty() ? fallback : cache) / fmt::format("{:016x}.tok", key.digest());
-  if (fs::exists(file) && whole(file.string())) return file.string();
+  const std::string cache = cache_folder(), name = fmt::format("{:016x}.tok", key.digest());
+  for (const std::string& folder : {cache, fallback})
+    if (const fs::path file = fs::path(folder) / name; !folder.empty() && fs::exists(file) && whole(file.string())) return file.string();
+  const bool writable = !cache.empty() && ::access(cache.c_str(), W_OK | X_OK) == 0;
+  const fs::path file = fs::path(writable ? cache : fallback) / name;
   log::info("packing {} into {}", fmt::join(texts, ", "), file.string());
-  const StopSignals stop("");
+  const StopSignals stop("\nstopping\n");
   pack(tokenizer, {.out = file.string(), .inputs = texts, .interrupted = [&] { return stop.received(); }});
+  if (stop.received()) throw Interrupted(stop.received());
   return file.string();
 }
 

@@ -1,6 +1,7 @@
 #include "train/session.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/log.h"
 #include "core/parallel.h"
@@ -15,8 +16,10 @@ constexpr const char* kResolved = "resolved.yaml";
 
 // The weights that model.init names must serve the model that the other keys make of it.
 void check_init(const RunConfig& config) {
-  if (config.model.init.empty() || !fs::exists(config.model.init) || weight_mismatches(config.model.init, config.model.config).empty())
-    return;
+  if (config.model.init.empty()) return;
+  // A run that goes on has weights of its own.
+  if (config.run.resume != Resume::never && fs::exists(fs::path(config.run.dir) / kResolved)) return;
+  if (weight_mismatches(config.model.init, config.model.config).empty()) return;
   RunConfig stored = config;
   stored.model.config = read_model_config(fs::path(config.model.init) / "config.json");
   stored.model.config.max_positions = config.model.config.max_positions;
@@ -138,8 +141,10 @@ std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
   open_loaders(s);
   Json math = mathematics(resolved_tree(s.config));
   math["data.tokenizer"] = fmt::format("{:016x}", s.data.fingerprint);
+  double weights = 0;  // paths may change, shares not
+  for (const DataEntry& e : s.config.data.train) weights += e.weight;
   for (const DataEntry& e : s.config.data.train)
-    if (e.weight > 0) math["data.train[].weight"].push_back(e.weight);  // paths may change, shares not
+    if (weights > 0) math["data.train[].weight"].push_back(std::round(e.weight / weights * 1e9) / 1e9);
   const bool changed = found && check_mathematics(*found, math, force);
 
   s.tuning = std::make_unique<TuningFile>(s.dir->path() / "tuning.json", device);

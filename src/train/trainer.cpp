@@ -145,13 +145,17 @@ struct Trainer::Impl {
     p.skipped_in_row = 0;
   }
 
-  // The next batch. Where there is none to be had (a damaged file), the step in work is still finished and saved.
-  void put_batch() {
+  // Reads data. Where that fails (a damaged file), the step in work is still finished and saved.
+  template <class F>
+  void reading(F&& read) {
     try {
-      s().uploader->put(s().train->next());
+      read();
     } catch (const Error&) {
       no_data = std::current_exception();
     }
+  }
+  void put_batch() {
+    reading([&] { s().uploader->put(s().train->next()); });
   }
 
   // Gives the device a step. A GPU is never waited for: the step before is read (AdamW must know whether it counted) when this one's passes
@@ -254,11 +258,11 @@ struct Trainer::Impl {
     }
     redraw();
     if (line) write_line();
-    if (valid) validate();
+    if (valid) reading([&] { validate(); });
     // While steps are being skipped the weights are in doubt: no checkpoint of them pushes out a good one.
     const bool saved = last || (save_due && p.skipped_in_row == 0);
     if (saved) save(false);
-    if (last || (!stop.received() && !no_data)) return last;
+    if (!no_data && (last || !stop.received())) return last;
     outcome.signal = stop.received();
     settle();
     if (!saved) save(true);
@@ -287,7 +291,7 @@ Outcome Trainer::run() {
   Impl& t = *impl_;
   const std::int64_t steps = t.train().steps;
   if (t.s().progress.step < steps) {
-    const StopSignals stop("\nstopping after this step; the run will be saved (once more to quit at once)\n");
+    const StopSignals stop("\nstopping after this step; the run will be saved (once more to quit at once)\n", StopSignals::Second::quits);
     t.peak = peak_flops(t.s().model->device(), t.s().model->type());
     t.s().train->start(t.s().progress.step);
     t.put_batch();
@@ -295,7 +299,7 @@ Outcome Trainer::run() {
     do t.step();
     while (!t.after_step(stop));
   } else {
-    tidy_checkpoints(*t.s().dir, t.train());
+    tidy_checkpoints(*t.s().dir, t.train(), steps);
     t.outcome.checkpoint = t.s().dir->checkpoint(steps).string();
     log::info("nothing left to do: all {} steps are done", steps);
   }

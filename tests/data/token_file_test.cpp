@@ -205,6 +205,14 @@ TEST(OutputFile, FollowsLinksAndRefusesDevices) {
   }
   EXPECT_TRUE(std::filesystem::is_symlink(dir / "link"));
   EXPECT_EQ(read_file(dir / "real"), "new");
+  std::filesystem::create_symlink("later", dir / "ahead");
+  {
+    OutputFile out(dir / "ahead");
+    out.commit();
+  }
+  EXPECT_TRUE(std::filesystem::is_regular_file(dir / "later"));
+  std::filesystem::create_symlink("loop", dir / "loop");
+  EXPECT_HAS(message_of([&] { OutputFile(dir / "loop"); }), "leads nowhere");
   ASSERT_EQ(::mkfifo((dir / "pipe").c_str(), 0600), 0);
   EXPECT_HAS(message_of([&] { OutputFile(dir / "pipe"); }), "not a regular file");
 }

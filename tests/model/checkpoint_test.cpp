@@ -163,10 +163,10 @@ TEST(ModelConfigJson, ReadsBothSpellingsOfHuggingFace) {
   EXPECT_EQ(read({{"rope_theta", nullptr}, {"rope_parameters", fresh}}).rope_scaling, scaled);
   EXPECT_EQ(read({{"rope_theta", nullptr}, {"rope_parameters", fresh}}).rope_theta, 5e5);
   EXPECT_EQ(read({{"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 7.0}}}}).rope_theta, 7);
-  // Both: transformers takes rope_scaling, and theta from where it is.
+  // Both: transformers takes rope_scaling alone.
   const ModelConfig both = read({{"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 7.0}}}, {"rope_scaling", old}});
   EXPECT_EQ(both.rope_scaling, scaled);
-  EXPECT_EQ(both.rope_theta, 7);
+  EXPECT_EQ(both.rope_theta, 10000);
   EXPECT_THROW(read({{"rope_parameters", fresh}, {"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}}}), Error);
   EXPECT_THROW(read({{"rope_scaling", {{"rope_type", "llama3"}, {"factor", 8.0}}}}), Error);
   EXPECT_EQ(read({{"hidden_act", "swish"}}).mlp, 10);

@@ -121,6 +121,7 @@ std::vector<Case> tests_by_tiles() {
                              attention_case({.batch = 2, .seq = 257, .heads = 2, .kv_heads = 1, .head_dim = 4}, Mask::documents),
                              attention_case({.batch = 1, .seq = 65, .heads = 4, .kv_heads = 2, .head_dim = 64}),
                              attention_case({.batch = 2, .seq = 130, .heads = 2, .kv_heads = 1, .head_dim = 40}, Mask::documents),
+                             attention_case({.batch = 1, .seq = 70, .heads = 2, .kv_heads = 1, .head_dim = 130}),
                              steep_case(16)};
   for (Case& c : cases)
     for (auto* f : {&c.forward, &c.backward})

@@ -93,6 +93,10 @@ TEST(Resume, AFinishedRunIsTidied) {
   fs::copy(tmp.path / "b" / "checkpoint-4", tmp.path / "a" / "checkpoint-4", fs::copy_options::recursive);
   train(a + Words{"resume=auto"});
   EXPECT_EQ(RunDir(tmp / "a").checkpoints(), (std::vector<std::int64_t>{12, 8}));
+  // The checkpoint that was gone on from stays, whatever damaged one has a higher number.
+  cut_file(tmp.path / "a" / "checkpoint-12" / "model.safetensors", 100);
+  train(a + Words{"resume=auto", "train.steps=8", "train.keep=1"});
+  EXPECT_EQ(verify_checkpoint(tmp.path / "a" / "checkpoint-8"), "");
 }
 
 TEST(Resume, WhatMayChangeAndWhatMayNot) {
@@ -447,13 +451,18 @@ TEST(Data, ADamagedFileEndsARunThatIsSaved) {
   const std::string good = bytes;
   bytes[bytes.size() / 2] = static_cast<char>(200);
   write_synced(file, bytes);
-  const std::string message = error_of(a + Words{"train.steps=500"});
-  says(message, "not below the vocabulary");
-  const auto steps = RunDir(tmp / "a").checkpoints();
-  ASSERT_EQ(steps.size(), 1u);
-  EXPECT_GT(steps[0], 0);
+  says(error_of(a + Words{"train.steps=150"}), "not below the vocabulary");
+  EXPECT_EQ(RunDir(tmp / "a").checkpoints().size(), 1u);
   write_synced(file, good);
-  EXPECT_EQ(train(a + Words{"train.steps=500", "resume=auto", "train.eval_every=0"}).step, 500);
+  EXPECT_EQ(train(a + Words{"train.steps=150", "resume=auto"}).step, 150);
+  train(small_run(tmp, "b") + Words{"train.save_every=0", "train.steps=150"});
+  expect_same_runs(tmp.path / "a", tmp.path / "b");
+
+  bytes = read_text(tmp.path / "valid.tok");
+  bytes[bytes.size() / 2] = static_cast<char>(200);
+  write_synced(tmp.path / "valid.tok", bytes);
+  says(error_of(small_run(tmp, "c") + Words{"train.save_every=0", "train.eval_batches=0"}), "not below the vocabulary");
+  EXPECT_EQ(RunDir(tmp / "c").checkpoints(), (std::vector<std::int64_t>{5}));  // of the first evaluation
 }
 
 TEST(Data, MixturesTrain) {
@@ -498,6 +507,9 @@ TEST(Init, StartsFromACheckpoint) {
   more["run"]["resume"] = "auto";
   more["train"]["steps"] = 2;
   EXPECT_EQ(Trainer(read_run_config(more), {}).run().step, 2);
+  EXPECT_EQ(train(b + Words{"resume=auto", "train.steps=3"}).step, 3);  // by the words that began it
+  says(error_of(b + Words{"resume=auto", "run.dir=" + tmp / "e"}), "is not a checkpoint folder");
+  EXPECT_FALSE(fs::exists(tmp / "e"));
   fs::rename(tmp / "moved", checkpoint);
   EXPECT_EQ(Trainer(config_of(b + Words{"norm.seq_len=16", "run.dir=" + tmp / "c"}), {}).config().model.config.norm.seq_len, 16);
   says(error_of(b + Words{"model.preset=tiny"}), "model.preset and model.init");

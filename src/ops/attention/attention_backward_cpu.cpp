@@ -195,11 +195,11 @@ void load_queries(const Group<bf16>& s, std::int64_t head, std::int64_t t, std::
   both(s.q + t * s.ld + head * s.d, s.ld, m.q, m.qt);
   const bf16* const dout = s.dout + t * s.lddout + head * s.d;
   both(dout, s.lddout, m.dout, m.doutt);
-  std::fill_n(m.dq, kTile * m.w, 0.0f);
   std::fill_n(m.lse, 2 * kTile, 0.0f);
-  load_tile(dout, s.lddout, n, s.d, -1.0f, m.s, m.w);
-  row_dots(m.s, m.w, s.out + t * s.ldout + head * s.d, s.ldout, m.delta, n, s.d);
+  load_tile(dout, s.lddout, n, s.d, -1.0f, m.dq, m.w);
+  row_dots(m.dq, m.w, s.out + t * s.ldout + head * s.d, s.ldout, m.delta, n, s.d);
   for (std::int64_t i = 0; i < n; ++i) m.lse[i] = -s.lse[head * s.seq + t + i] / scale;
+  std::fill_n(m.dq, kTile * m.w, 0.0f);
 }
 
 void tile_gradient(const Group<bf16>& s, std::int64_t t, std::int64_t n, std::int64_t key, std::int64_t j, Wanted wanted, float scale,

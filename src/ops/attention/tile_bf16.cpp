@@ -33,6 +33,7 @@ bool ask_for_matrix_unit() {
   unsigned a, b, c, d;
   constexpr unsigned kTiles = 1u << 24, kBf16 = 1u << 22;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & kTiles) || !(d & kBf16)) return false;
+  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bf16")) return false;  // for rounding
   constexpr long kAskForState = 0x1023, kTileData = 18;  // the kernel gives a process the unit's registers when it asks
   return ::syscall(SYS_arch_prctl, kAskForState, kTileData) == 0;
 }

@@ -1,5 +1,8 @@
 #include "ops/norm/config.h"
 
+#include <charconv>
+#include <cmath>
+
 namespace bhyt {
 
 namespace {
@@ -52,7 +55,12 @@ void read_layers(NormConfig& c, const Json& j, const std::string& key) {
 }
 
 // κ to 12 digits: those of 1 − p end there, and p = 0.99 means 10.
-double bound_of(double p) { return std::stod(fmt::format("{:.12g}", 1.0 / std::sqrt(1.0 - p))); }
+double bound_of(double p) {
+  const std::string digits = fmt::format("{:.12g}", 1.0 / std::sqrt(1.0 - p));
+  double kappa = 0;
+  std::from_chars(digits.data(), digits.data() + digits.size(), kappa);
+  return kappa;
+}
 
 // p and κ say the same thing: only one may be given.
 void read_bound(NormConfig& c, schema::Reader& v) {
