@@ -235,7 +235,9 @@ TEST(TokenFile, FullDiskLeavesNothing) {
   // A limit on the size of files fails a write as a full disk does.
   struct rlimit old {};
   getrlimit(RLIMIT_FSIZE, &old);
-  const struct rlimit small { 1 << 20, old.rlim_max };
+  const struct rlimit small {
+    1 << 20, old.rlim_max
+  };
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
   setrlimit(RLIMIT_FSIZE, &small);
   const std::string said = message_of([&] {
