@@ -117,11 +117,11 @@ OP_CASES(Attention, tests, benchmarks)
 std::vector<Case> tests_by_tiles() {
   std::vector<Case> cases = {attention_case({.batch = 1, .seq = 1, .heads = 2, .kv_heads = 1, .head_dim = 8}),
                              attention_case({.batch = 2, .seq = 37, .heads = 6, .kv_heads = 1, .head_dim = 5}),
-                             attention_case({.batch = 2, .seq = 131, .heads = 4, .kv_heads = 2, .head_dim = 6}),
+                             attention_case({.batch = 1, .seq = 131, .heads = 4, .kv_heads = 2, .head_dim = 6}),
                              attention_case({.batch = 1, .seq = 150, .heads = 2, .kv_heads = 1, .head_dim = 4}, Mask::documents),
                              attention_case({.batch = 1, .seq = 65, .heads = 4, .kv_heads = 2, .head_dim = 64}),
                              attention_case({.batch = 2, .seq = 70, .heads = 2, .kv_heads = 1, .head_dim = 40}, Mask::documents),
-                             attention_case({.batch = 1, .seq = 70, .heads = 2, .kv_heads = 1, .head_dim = 130}),
+                             attention_case({.batch = 1, .seq = 33, .heads = 1, .kv_heads = 1, .head_dim = 130}),
                              steep_case(16)};
   for (Case& c : cases)
     for (auto* f : {&c.forward, &c.backward})
