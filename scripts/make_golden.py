@@ -27,13 +27,13 @@ class Norm:
 
     def __init__(self, method="bhyt", p=None, kappa=None, lam=(2.0, 1.0), lambda_last=0.0, learn_lambda=True, kappa_schedule="constant",
                  exact=(), correction="none", gamma_in_constant=False, stop_gradient=False, aux_loss=0.0, calibration=None, layers=None,
-                 elsewhere="rmsnorm", gain="one", depth_gain="none", seq_len=16):
+                 elsewhere="rmsnorm", gain="one", depth_gain="none", depth_factor="none", seq_len=16):
         self.method, self.lam, self.lambda_last, self.learn_lambda = method, lam, lambda_last, learn_lambda
         self.kappa = (1 - p) ** -0.5 if p is not None else 10.0 if kappa is None else kappa
         self.kappa_schedule, self.exact, self.correction = kappa_schedule, set(exact), correction
         self.gamma_in_constant, self.stop_gradient, self.aux_loss = gamma_in_constant, stop_gradient, aux_loss
         self.calibration, self.layers, self.elsewhere = calibration, layers, elsewhere
-        self.gain, self.depth_gain, self.seq_len = gain, depth_gain, seq_len
+        self.gain, self.depth_gain, self.depth_factor, self.seq_len = gain, depth_gain, depth_factor, seq_len
 
     def method_at(self, layer):
         inside = self.layers is None or self.layers[0] <= layer <= self.layers[1]
@@ -42,6 +42,17 @@ class Norm:
     def kappa_at(self, layer):
         return {"constant": self.kappa, "decay": self.kappa / math.sqrt(layer), "grow": self.kappa * math.sqrt(layer),
                 "mild_grow": self.kappa * layer ** 0.25}[self.kappa_schedule]
+
+    def out_factor(self, method, layer, place):
+        """The constant factor outside the map: κ/λ with the configured λ, 1/√layer; of the blocks' two sites only."""
+        if place not in ("attention", "mlp"):
+            return 1.0
+        factor = 1.0
+        if self.gain == "fixed_unit" and method in BHYT_FAMILY:
+            factor *= self.kappa_at(layer) / self.lam[0 if place == "attention" else 1]
+        if self.depth_factor == "inv_sqrt":
+            factor /= math.sqrt(layer)
+        return factor
 
     def last_method(self):
         if self.method in BHYT_FAMILY and self.lambda_last > 0:
@@ -201,10 +212,11 @@ def approximate_square(x, w, name, method, layer, shape, norm):
         constant = constant * (w[first + ".lam"].detach() / norm.kappa_at(layer)) ** 2
     if method == "rmsnorm_approx" or norm.gamma_in_constant:
         constant = constant * (w[first + ".weight"].detach() ** 2).mean()
+    constant = constant * norm.out_factor(method, layer, "attention") ** 2
     if norm.correction == "beta":
         result = square + constant * w[name + "var_beta"]
     elif norm.correction == "eta":
-        result = square * (1 + w[name + "var_eta"]) + constant
+        result = square * (1 + w[name + "var_eta"])  # alone, without C
     elif norm.correction == "residual_aware":
         result = square * (1 + w[name + "var_cross_beta"]) + w[name + "var_alpha"] * constant
     else:
@@ -223,7 +235,8 @@ def forward(tokens, w, shape, norm):
     auxiliary = []
     for i in range(shape.layers):
         layer, method, name = i + 1, norm.method_at(i + 1), f"model.layers.{i}."
-        h = attention(apply_norm(x, w, name + "input_layernorm", method, layer, shape, norm), w, name, shape)
+        z = apply_norm(x, w, name + "input_layernorm", method, layer, shape, norm) * norm.out_factor(method, layer, "attention")
+        h = attention(z, w, name, shape)
         if method == "peri":
             h = apply_norm(h, w, name + "attn_out_norm", "rmsnorm", layer, shape, norm)
         middle = x + h
@@ -232,7 +245,8 @@ def forward(tokens, w, shape, norm):
             square = approximate_square(x, w, name, method, layer, shape, norm)
             if method in APPROXIMATED:
                 auxiliary.append(((torch.log(square + 1e-8) - torch.log(mean_square(middle).detach() + 1e-8)) ** 2).mean())
-        h = mlp(apply_norm(middle, w, name + "post_attention_layernorm", method, layer, shape, norm, square), w, name)
+        z = apply_norm(middle, w, name + "post_attention_layernorm", method, layer, shape, norm, square)
+        h = mlp(z * norm.out_factor(method, layer, "mlp"), w, name)
         if method == "peri":
             h = apply_norm(h, w, name + "mlp_out_norm", "rmsnorm", layer, shape, norm)
         x = middle + h
@@ -306,6 +320,12 @@ def our_cases():
     add("bhyt_unit_sqrt_d", "bhyt", dict(gain="unit", depth_gain="inv_sqrt"), {"gain": "unit", "depth_gain": "inv_sqrt"},
         embedding_scale="sqrt_d")
     add("bhyt_star_unit_learned", "bhyt_star", dict(gain="unit"), {"gain": "unit"}, embedding_scale="learned", tied=True)
+    add("bhyt_fixed_unit", "bhyt", dict(gain="fixed_unit", depth_factor="inv_sqrt", kappa=3.0, kappa_schedule="mild_grow", lam=(1.2, 2.4), lambda_last=1.5),
+        {"gain": "fixed_unit", "depth_factor": "inv_sqrt", "kappa": 3.0, "kappa_schedule": "mild_grow", "lambda": [1.2, 2.4], "lambda_last": 1.5})
+    add("bhyt_fixed_gamma_range", "rmsnorm", dict(gain="fixed_unit", gamma_in_constant=True, correction="beta", layers=(1, 1), elsewhere="bhyt"),
+        {"gain": "fixed_unit", "gamma_in_constant": True, "correction": "beta", "layers": [1, 1], "elsewhere": "bhyt"})
+    for method in ("layernorm", "seednorm", "peri", "rmsnorm_approx", "derf"):
+        add(method + "_depth_factor", method, dict(depth_factor="inv_sqrt"), {"depth_factor": "inv_sqrt"})
     add("rmsnorm_sqrt_d", "rmsnorm", dict(depth_gain="inv_sqrt"), {"depth_gain": "inv_sqrt"}, embedding_scale="sqrt_d")
     add("dyt_learned", "dyt", embedding_scale="learned", heads=2, kv=2, head_dim=10)
     add("bhyt_everything", "bhyt",

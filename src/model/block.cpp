@@ -16,6 +16,7 @@ NormSite make_site(const SitePlan& plan, const Parameters& parameters, const std
           .map = plan.map,
           .factor = plan.factor,
           .eps = plan.eps,
+          .out_factor = plan.out_factor,
           .gamma = view(".weight"),
           .beta = view(".bias"),
           .scale = plan.scale == ScaleKind::alpha ? view(".alpha") : view(".lam"),
@@ -58,9 +59,12 @@ Block::Block(const ModelConfig& config, const BlockPlan& plan, const NormPlan& n
   const auto view = [&](const char* part) { return parameters.at(name_ + part).value; };
   switch (plan.correction) {
     case Correction::none: break;
-    case Correction::beta: weight_ = view("var_beta"); break;
-    case Correction::eta: tilt_ = view("var_eta"); break;
-    case Correction::residual_aware: tilt_ = view("var_cross_beta"), weight_ = view("var_alpha"); break;
+    case Correction::beta: constant_correction_ = view("var_beta"); break;
+    case Correction::eta: ms_correction_ = view("var_eta"); break;
+    case Correction::residual_aware:
+      ms_correction_ = view("var_cross_beta");
+      constant_correction_ = view("var_alpha");
+      break;
   }
 }
 
@@ -73,10 +77,10 @@ Given Block::given(const Kept& keep, float aux) const {
   Given g;
   g.ms = Tensor(keep.stats1.data, DType::f32, keep.stats1.device, {keep.x.rows()});
   g.constant = constant_;
-  g.tilt = tilt_;
-  g.weight = weight_;
+  g.ms_correction = ms_correction_;
+  g.constant_correction = constant_correction_;
   g.calibration = plan_.calibration;
-  g.aux = plan_.uses_constant ? aux : 0;
+  g.aux = plan_.approximated ? aux : 0;
   g.exact = keep.exact;
   return g;
 }
@@ -99,7 +103,7 @@ void Block::second_half(Stream& stream, const Kept& keep, const Scratch& scratch
   linear(keep.att, o_, out1_ ? keep.out1 : scratch.branch);
   if (out1_) norm(*out1_, {.x = keep.out1, .z = scratch.branch, .stats = keep.stats_out1});
   if (plan_.uses_constant)
-    norm_constant(c_attn_, site1_.scale, site1_.factor, plan_.gamma_in_constant ? site1_.gamma : Tensor{}, constant_);
+    norm_constant(c_attn_, site1_.scale, site1_.factor * site1_.out_factor, plan_.gamma_in_constant ? site1_.gamma : Tensor{}, constant_);
   const Given g = given(keep, aux);
   norm(site2_, {.x = stream.x,
                 .add = scratch.branch,
@@ -169,8 +173,8 @@ void Block::backward(const Kept& keep, const Scratch& s, const Positions& at, co
   if (is_given) {
     if (!stop_gradient_) g.dms = s.dms;
     const auto correction = [&](const char* part) { return parameters_->find(name_ + part) ? grad(part) : Tensor{}; };
-    g.dtilt = plan_.correction == Correction::eta ? correction("var_eta") : correction("var_cross_beta");
-    g.dweight = plan_.correction == Correction::beta ? correction("var_beta") : correction("var_alpha");
+    g.dms_correction = plan_.correction == Correction::eta ? correction("var_eta") : correction("var_cross_beta");
+    g.dconstant_correction = plan_.correction == Correction::beta ? correction("var_beta") : correction("var_alpha");
   }
   norm_backward(site2_, site_grads(*parameters_, gradients, name_ + "post_attention_layernorm"),
                 {.x = keep.x2, .stats = keep.stats2, .dz = keep.z2, .dx = s.dx, .given = is_given ? &g : nullptr});

@@ -90,7 +90,7 @@ class Block {
   Tensor qkv_, o_, gate_up_, down_;
   NormSite site1_, site2_;
   std::optional<NormSite> out1_, out2_;
-  Tensor tilt_, weight_;
+  Tensor ms_correction_, constant_correction_;  // of the approximation, or empty
 };
 
 // A site's kernel description from its plan and the parameters under `name`.

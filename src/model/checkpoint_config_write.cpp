@@ -15,8 +15,8 @@ using schema::Json;
 const char* torch_name(DType t) { return t == DType::bf16 ? "bfloat16" : t == DType::f16 ? "float16" : "float32"; }
 
 bool is_plain(const SitePlan& s, double eps) {
-  return s.stat == Stat::rms && s.map == Map::id && s.factor == 1 && s.eps == static_cast<float>(eps) && !s.beta && !s.shift && !s.seed &&
-         s.scale == ScaleKind::none;
+  return s.stat == Stat::rms && s.map == Map::id && s.factor == 1 && s.out_factor == 1 && s.eps == static_cast<float>(eps) && !s.beta &&
+         !s.shift && !s.seed && s.scale == ScaleKind::none;
 }
 
 bool is_plain(const ModelConfig& c, const NormPlan& plan) {
@@ -36,10 +36,12 @@ std::string from_zero(const std::vector<std::int64_t>& layers) {
   return s;
 }
 
-// The reference's keys, where it has the method with these options. What only training sees (gain, refresh, auxiliary loss) is no obstacle.
+// The reference's keys, where it has the method with these options. What only training sees (initial gains, refresh, auxiliary loss) is no
+// obstacle.
 void add_reference_keys(Json& j, const ModelConfig& c, bool plain) {
   const NormConfig& n = c.norm;
   if (c.embedding_scale == EmbeddingScaleKind::sqrt_d) return;
+  if (n.gain == Gain::fixed_unit || n.depth_factor != Depth::none) return;  // it has no factors outside the map
   const bool approximate = n.method == "bhyt", exact = n.method == "bhyt_exact" && n.lambda_last == 0;
   if (!plain && !approximate && !exact) return;
   if (!plain && n.last_layer != 0 && n.elsewhere != "rmsnorm") return;

@@ -54,7 +54,7 @@ struct Lister {
     }
   }
   void corrections(const std::string& block, const BlockPlan& b, std::int64_t layer) {
-    const auto add = [&](const char* name, double value) { vector(block + name, {}, layer, value).optional = !b.uses_constant; };
+    const auto add = [&](const char* name, double value) { vector(block + name, {}, layer, value).optional = !b.approximated; };
     switch (b.correction) {
       case Correction::none: return;
       case Correction::beta: return add("var_beta", 1);

@@ -7,6 +7,7 @@
 
 #include "model/checkpoint_files.h"
 #include "model/checkpoint_json.h"
+#include "model/hf_files.h"
 #include "ops/norm/config.h"
 #include "tests/devices.h"
 #include "tests/model/helpers.h"
@@ -56,6 +57,27 @@ void expect_same(const ModelConfig& a, const ModelConfig& b) {
   EXPECT_EQ(std::tie(a.max_positions, a.embedding_scale, a.bos, a.eos), std::tie(b.max_positions, b.embedding_scale, b.bos, b.eos));
 }
 
+// A factor outside the map is nothing a plain Llama loader or the reference knows: neither may take the checkpoint for its own.
+TEST(ModelConfigJson, ConstantFactorsAreNobodyElses) {
+  ModelConfig c = small("rmsnorm");
+  c.norm.depth_factor = Depth::inv_sqrt;
+  EXPECT_FALSE(is_plain_llama(c));
+  EXPECT_FALSE(Json::parse(model_config_json(c, DType::f32)).contains("norm_type"));
+  c = small("bhyt");
+  EXPECT_TRUE(Json::parse(model_config_json(c, DType::f32)).contains("norm_type"));
+  c.norm.gain = Gain::fixed_unit;
+  EXPECT_FALSE(Json::parse(model_config_json(c, DType::f32)).contains("norm_type"));
+}
+
+// The Python code beside a checkpoint has every row of the table, and no place left open.
+TEST(ModelConfigJson, PythonCodeHasEveryMethod) {
+  std::string python;
+  for (const auto& [name, text] : hf_files())
+    if (name == "modeling_bhyt.py") python = text;
+  EXPECT_EQ(python.find("# rows of METHODS"), std::string::npos);
+  for (const Method& m : methods()) EXPECT_NE(python.find(fmt::format("\"{}\": Method(", m.name)), std::string::npos) << m.name;
+}
+
 TEST(ModelConfigJson, RoundTripsEveryMethodAndOption) {
   using Change = std::function<void(ModelConfig&)>;
   const std::vector<Change> changes = {
@@ -64,7 +86,14 @@ TEST(ModelConfigJson, RoundTripsEveryMethodAndOption) {
         c.norm.kappa = 1 / std::sqrt(1 - 0.973), c.norm.lambda = {0.1, 1.0 / 3};
       },
       [](auto& c) { c.norm.learn_lambda = false, c.norm.lambda_last = 2.5; },
-      [](auto& c) { c.norm.gain = Gain::unit, c.norm.depth_gain = Depth::inv_sqrt; },
+      [](auto& c) {
+        if (method(c.norm.method).scale == ScaleKind::lambda) c.norm.gain = Gain::unit;
+        c.norm.depth_gain = Depth::inv_sqrt;
+      },
+      [](auto& c) {
+        if (method(c.norm.method).scale == ScaleKind::lambda) c.norm.gain = Gain::fixed_unit;
+        if (method(c.norm.method).depth == Depth::none) c.norm.depth_factor = Depth::inv_sqrt;
+      },
       [](auto& c) { c.norm.kappa_schedule = KappaSchedule::decay, c.norm.exact_first = 2; },
       [](auto& c) {
         c.norm.kappa_schedule = KappaSchedule::mild_grow, c.norm.exact_list = {1, 3};

@@ -176,6 +176,13 @@ std::vector<Option> options() {
       {"kappa decay, unit gain", "bhyt", [](ModelConfig& c) { c.norm.kappa_schedule = KappaSchedule::decay, c.norm.gain = Gain::unit; }},
       {"mild_grow, depth gain", "bhyt",
        [](ModelConfig& c) { c.norm.kappa_schedule = KappaSchedule::mild_grow, c.norm.depth_gain = Depth::inv_sqrt; }},
+      {"fixed unit gain, depth factor", "bhyt",
+       [](ModelConfig& c) {
+         c.norm.gain = Gain::fixed_unit, c.norm.depth_factor = Depth::inv_sqrt, c.norm.gamma_in_constant = true;
+         c.norm.kappa_schedule = KappaSchedule::mild_grow, c.norm.lambda_last = 1.5, c.norm.kappa = 4;
+       }},
+      {"depth factor and beta", "layernorm", [](ModelConfig& c) { c.norm.depth_factor = Depth::inv_sqrt; }},
+      {"depth factor and gate", "seednorm", [](ModelConfig& c) { c.norm.depth_factor = Depth::inv_sqrt; }},
       {"exact first", "bhyt", [](ModelConfig& c) { c.norm.exact_first = 1; }},
       {"exact list", "bhyt", [](ModelConfig& c) { c.norm.exact_list = {2}; }},
       {"beta", "bhyt", [](ModelConfig& c) { c.norm.correction = Correction::beta; }},

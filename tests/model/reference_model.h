@@ -1,4 +1,5 @@
 // The whole model in double, as naively as it can be written: every loop spelled out, every statistic recomputed. The oracle of model_test.
+// It reads the method table and the config's options itself, not plan_norms, so that a mistake there shows.
 #pragma once
 
 #include <cmath>
@@ -15,8 +16,7 @@ using Weights = std::map<std::string, std::vector<double>>;  // by Hugging Face 
 
 class ReferenceModel {
  public:
-  ReferenceModel(const ModelConfig& c, std::vector<double> c_attn)
-      : c_(c), plan_(plan_norms(c.norm, c.layers, c.d, c.eps)), c_attn_(std::move(c_attn)) {}
+  ReferenceModel(const ModelConfig& c, std::vector<double> c_attn) : c_(c), c_attn_(std::move(c_attn)) {}
 
   // What is held constant while weights are varied: λ and γ inside C, and rms(x')² in the auxiliary loss.
   void freeze(const Weights& w) { frozen_ = w; }
@@ -31,7 +31,7 @@ class ReferenceModel {
       auto x = embed(w, row, t);
       for (std::int64_t l = 0; l < c_.layers; ++l) aux += block(w, x, l, seen);
       for (std::size_t i = 0; i < t; ++i) {
-        const auto logits = head(w, apply(plan_.last, w, "model.norm", x[i], 0));
+        const auto logits = head(w, apply(last_site(), w, "model.norm", x[i], 0));
         double top = logits[0], sum = 0;
         for (double v : logits) top = std::max(top, v);
         for (double v : logits) sum += std::exp(v - top);
@@ -39,12 +39,55 @@ class ReferenceModel {
       }
       scored += static_cast<double>(t);
     }
-    return nll / scored + (plan_.approximated ? c_.norm.aux_loss * aux / (scored * plan_.approximated) : 0);
+    int approximated = 0;
+    for (std::int64_t l = 1; l <= c_.layers; ++l) approximated += second_stat(l) == SiteStat::approximate;
+    return nll / scored + (approximated ? c_.norm.aux_loss * aux / (scored * approximated) : 0);
   }
 
  private:
   using Row = std::vector<double>;
   using Rows = std::vector<Row>;
+
+  // One norm as the formulas say it: z = outside · (γ ⊙ f(inside·scalar·x/s + c) + β).
+  struct Site {
+    SiteStat stat;
+    Map map;
+    double inside = 1, outside = 1, eps = 0;
+  };
+
+  double kappa(std::int64_t layer) const {
+    const double power[] = {0, -0.5, 0.5, 0.25};  // constant, decay, grow, mild_grow
+    return c_.norm.kappa * std::pow(static_cast<double>(layer), power[static_cast<int>(c_.norm.kappa_schedule)]);
+  }
+  bool in_range(std::int64_t layer) const {
+    return c_.norm.last_layer == 0 || (c_.norm.first_layer <= layer && layer <= c_.norm.last_layer);
+  }
+  const Method& method_at(std::int64_t layer) const { return method(in_range(layer) ? c_.norm.method : c_.norm.elsewhere); }
+  // The second site's statistic; exact layers compute the mean square.
+  SiteStat second_stat(std::int64_t layer) const {
+    const SiteStat s = method_at(layer).site2;
+    bool exact = layer <= c_.norm.exact_first;
+    for (const std::int64_t l : c_.norm.exact_list) exact |= l == layer;
+    return exact && (s == SiteStat::approximate || s == SiteStat::block_input) ? SiteStat::rms : s;
+  }
+  // place: 0 attention, 1 MLP. layer from 1.
+  Site site(std::int64_t layer, std::size_t place) const {
+    const Method& m = method_at(layer);
+    Site s{place == 0 ? m.site1 : second_stat(layer), m.map};
+    s.eps = m.own_eps ? 1e-6 : c_.eps;
+    if (m.scale == ScaleKind::lambda) s.inside /= kappa(layer);
+    if (m.depth == Depth::inv_sqrt) s.inside /= std::sqrt(static_cast<double>(layer));
+    if (m.scale == ScaleKind::lambda && c_.norm.gain == Gain::fixed_unit) s.outside *= kappa(layer) / c_.norm.lambda[place];
+    if (c_.norm.depth_factor == Depth::inv_sqrt) s.outside /= std::sqrt(static_cast<double>(layer));
+    return s;
+  }
+  Site plain_site() const { return {SiteStat::rms, Map::id, 1, 1, c_.eps}; }
+  Site last_site() const {
+    const Method& m = method(c_.norm.method);
+    if (m.end == End::own) return {m.site1, m.map, 1, 1, m.own_eps ? 1e-6 : c_.eps};
+    if (m.end == End::rms_or_exact && c_.norm.lambda_last > 0) return {SiteStat::rms, Map::tanh, 1 / kappa(c_.layers + 1), 1, 1e-6};
+    return plain_site();
+  }
 
   static double get(const Weights& w, const std::string& name, double otherwise) {
     const auto it = w.find(name);
@@ -62,26 +105,31 @@ class ReferenceModel {
     return s / static_cast<double>(x.size());
   }
 
-  Row apply(const SitePlan& p, const Weights& w, const std::string& name, const Row& x, double given) const {
+  static double map_value(Map map, double u) { return map == Map::tanh ? std::tanh(u) : map == Map::erf ? std::erf(u) : u; }
+
+  Row apply(const Site& p, const Weights& w, const std::string& name, const Row& x, double given) const {
     const double n = static_cast<double>(x.size()), ms = mean_square(x);
     double mean = 0, var = 0, dot = 0;
     for (double v : x) mean += v / n;
     for (double v : x) var += (v - mean) * (v - mean) / n;
-    if (p.seed)
+    const bool gated = w.contains(name + ".gate");
+    if (gated)
       for (std::size_t j = 0; j < x.size(); ++j) dot += x[j] * w.at(name + ".direction")[j];
-    const double k = p.factor * get(w, name + ".lam", 1) * get(w, name + ".alpha", 1), eps = p.eps;
+    const double k = p.inside * get(w, name + ".lam", 1) * get(w, name + ".alpha", 1), eps = p.eps;
     double a = k, centre = 0;
-    if (p.stat == Stat::rms) a = k / std::sqrt(ms + eps);
-    if (p.stat == Stat::mean_var) a = k / std::sqrt(var + eps), centre = mean;
-    if (p.stat == Stat::mean_std) a = k / (std::sqrt(var + eps) + p.factor * std::fabs(mean));
-    if (p.stat == Stat::given) a = k / std::sqrt(given + eps);
+    if (p.stat == SiteStat::rms) a = k / std::sqrt(ms + eps);
+    if (p.stat == SiteStat::mean_var) {
+      a = k / std::sqrt(var + eps);
+      centre = mean;
+    }
+    if (p.stat == SiteStat::mean_std) a = k / (std::sqrt(var + eps) + p.inside * std::fabs(mean));
+    if (p.stat == SiteStat::approximate || p.stat == SiteStat::block_input) a = k / std::sqrt(given + eps);
     Row z(x.size());
     for (std::size_t j = 0; j < x.size(); ++j) {
-      const double u = a * (x[j] - centre) + get(w, name + ".shift", 0), f = p.map == Map::tanh  ? std::tanh(u)
-                                                                             : p.map == Map::erf ? std::erf(u)
-                                                                                                 : u;
-      z[j] = (w.at(name + ".weight")[j] + (p.seed ? std::tanh(dot) * w.at(name + ".gate")[j] : 0)) * f;
-      if (p.beta) z[j] += w.at(name + ".bias")[j];
+      const double f = map_value(p.map, a * (x[j] - centre) + get(w, name + ".shift", 0));
+      z[j] = (w.at(name + ".weight")[j] + (gated ? std::tanh(dot) * w.at(name + ".gate")[j] : 0)) * f;
+      if (w.contains(name + ".bias")) z[j] += w.at(name + ".bias")[j];
+      z[j] *= p.outside;
     }
     return z;
   }
@@ -140,40 +188,48 @@ class ReferenceModel {
 
   // Updates x; returns the sum of the auxiliary terms of this block.
   double block(const Weights& w, Rows& x, std::int64_t l, std::size_t& seen) {
-    const BlockPlan& b = plan_.blocks[static_cast<std::size_t>(l)];
+    const Site site1 = site(l + 1, 0), site2 = site(l + 1, 1);
+    const bool output_norms = method_at(l + 1).place == Place::pre_and_post;
     const std::string n = "model.layers." + std::to_string(l) + ".";
     Rows z;
-    for (const Row& r : x) z.push_back(apply(b.site1, w, n + "input_layernorm", r, 0));
+    for (const Row& r : x) z.push_back(apply(site1, w, n + "input_layernorm", r, 0));
     const Rows h = attend(w, n, z);
     double aux = 0;
     for (std::size_t t = 0; t < x.size(); ++t) {
-      const double given = b.site2.stat == Stat::given ? second_statistic(w, n, b, l, mean_square(x[t]), seen) : 0;
-      const Row branch = b.out1 ? apply(*b.out1, w, n + "attn_out_norm", h[t], 0) : h[t];
+      const double given = second_statistic(w, n, site1, site2.stat, l, mean_square(x[t]), seen);
+      const Row branch = output_norms ? apply(plain_site(), w, n + "attn_out_norm", h[t], 0) : h[t];
       for (std::size_t j = 0; j < x[t].size(); ++j) x[t][j] += branch[j];
-      if (b.uses_constant && c_.norm.aux_loss > 0) aux += gap(given, mean_square(x[t]), seen);
-      const Row z2 = apply(b.site2, w, n + "post_attention_layernorm", x[t], given);
+      if (site2.stat == SiteStat::approximate && c_.norm.aux_loss > 0) aux += gap(given, mean_square(x[t]), seen);
+      const Row z2 = apply(site2, w, n + "post_attention_layernorm", x[t], given);
       const Row gate = product(w.at(n + "mlp.gate_proj.weight"), z2), up = product(w.at(n + "mlp.up_proj.weight"), z2);
       Row s(gate.size());
       for (std::size_t j = 0; j < s.size(); ++j) s[j] = gate[j] / (1 + std::exp(-gate[j])) * up[j];
       Row down = product(w.at(n + "mlp.down_proj.weight"), s);
-      if (b.out2) down = apply(*b.out2, w, n + "mlp_out_norm", down, 0);
+      if (output_norms) down = apply(plain_site(), w, n + "mlp_out_norm", down, 0);
       for (std::size_t j = 0; j < x[t].size(); ++j) x[t][j] += down[j];
       ++seen;
     }
     return aux;
   }
 
-  double second_statistic(const Weights& w, const std::string& n, const BlockPlan& b, std::int64_t l, double ms, std::size_t seen) {
-    double constant = 0;
-    if (b.uses_constant) {
-      const double k = b.site1.factor * get(frozen_, n + "input_layernorm.lam", 1);
-      constant = c_attn_[static_cast<std::size_t>(l)] * k * k;
-      if (b.gamma_in_constant) constant *= mean_square(frozen_.at(n + "input_layernorm.weight"));
-    }
+  // s̃² of layer l (from 0) where the second site is given its statistic, from the block input's mean square.
+  double second_statistic(const Weights& w, const std::string& n, const Site& site1, SiteStat stat, std::int64_t l, double ms,
+                          std::size_t seen) {
+    if (stat != SiteStat::approximate && stat != SiteStat::block_input) return 0;
     if (c_.norm.stop_gradient) ms = held(ms, seen, ms_);
-    const double tilt = get(w, n + "var_eta", 0) + get(w, n + "var_cross_beta", 0),
-                 weight = get(w, n + "var_beta", 1) * get(w, n + "var_alpha", 1);
-    return b.calibration * (ms * (1 + tilt) + weight * constant);
+    const auto calibration = c_.norm.calibration.empty() || !in_range(l + 1) ? 1.0 : c_.norm.calibration[static_cast<std::size_t>(l)];
+    if (stat == SiteStat::block_input) return calibration * ms;
+    const double k = site1.inside * site1.outside * get(frozen_, n + "input_layernorm.lam", 1);
+    double constant = c_attn_[static_cast<std::size_t>(l)] * k * k;
+    if (method_at(l + 1).gamma_in_constant || c_.norm.gamma_in_constant) constant *= mean_square(frozen_.at(n + "input_layernorm.weight"));
+    switch (c_.norm.correction) {
+      case Correction::none: return calibration * (ms + constant);
+      case Correction::beta: return calibration * (ms + w.at(n + "var_beta")[0] * constant);
+      case Correction::eta: return calibration * ms * (1 + w.at(n + "var_eta")[0]);
+      case Correction::residual_aware:
+        return calibration * (ms * (1 + w.at(n + "var_cross_beta")[0]) + w.at(n + "var_alpha")[0] * constant);
+    }
+    return 0;
   }
   double gap(double given, double exact, std::size_t seen) {
     const double g = std::log(given + 1e-8) - std::log(held(exact, seen, exact_) + 1e-8);
@@ -187,7 +243,6 @@ class ReferenceModel {
   }
 
   ModelConfig c_;
-  NormPlan plan_;
   std::vector<double> c_attn_;
   Weights frozen_;
   bool use_exact_ = false;

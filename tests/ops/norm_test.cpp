@@ -39,23 +39,38 @@ struct RowReference {
     const auto it = a.find(name);
     return it == a.end() ? otherwise : it->second[static_cast<std::size_t>(j)];
   }
+  const double* vector(const std::string& name) const {
+    const auto it = a.find(name);
+    return it == a.end() ? nullptr : it->second.data();
+  }
   void run(const double* x, double* z, double given) const {
-    double mean = 0, ms = 0, var = 0, dot = 0;
-    for (std::int64_t j = 0; j < c; ++j) mean += x[j] / static_cast<double>(c), ms += x[j] * x[j] / static_cast<double>(c);
-    for (std::int64_t j = 0; j < c; ++j)
-      var += (x[j] - mean) * (x[j] - mean) / static_cast<double>(c), dot += x[j] * param("direction", j, 0);
+    const double *gamma = vector("gamma"), *beta = vector("beta"), *gate = vector("gate"), *direction = vector("direction");
+    const double n = static_cast<double>(c), shift = param("shift", 0, 0);
+    double sum = 0, squares = 0, centred = 0, dot = 0;
+    for (std::int64_t j = 0; j < c; ++j) {
+      sum += x[j];
+      squares += x[j] * x[j];
+      if (direction) dot += x[j] * direction[j];
+    }
+    const double mean = sum / n, ms = squares / n;
+    for (std::int64_t j = 0; j < c; ++j) centred += (x[j] - mean) * (x[j] - mean);
+    const double var = centred / n;
     const double k = plan.factor * param("scale", 0, 1), eps = plan.eps;
     double scale = k, centre = 0;
     switch (plan.stat) {
       case Stat::none: break;
       case Stat::rms: scale = k / std::sqrt(ms + eps); break;
-      case Stat::mean_var: scale = k / std::sqrt(var + eps), centre = mean; break;
+      case Stat::mean_var:
+        scale = k / std::sqrt(var + eps);
+        centre = mean;
+        break;
       case Stat::mean_std: scale = k / (std::sqrt(var + eps) + plan.factor * std::fabs(mean)); break;
       case Stat::given: scale = k / std::sqrt(given + eps); break;
     }
+    const double t = plan.seed ? std::tanh(dot) : 0;
     for (std::int64_t j = 0; j < c; ++j) {
-      const double gamma = param("gamma", j, 1) + (plan.seed ? std::tanh(dot) * param("gate", j, 0) : 0);
-      z[j] = gamma * map_value(plan.map, scale * (x[j] - centre) + param("shift", 0, 0)) + param("beta", j, 0);
+      const double gain = gamma[j] + (gate ? t * gate[j] : 0);
+      z[j] = plan.out_factor * (gain * map_value(plan.map, scale * (x[j] - centre) + shift) + (beta ? beta[j] : 0));
     }
   }
 };
@@ -89,6 +104,7 @@ NormSite site_of(Context& c, const SitePlan& p) {
           .map = p.map,
           .factor = p.factor,
           .eps = p.eps,
+          .out_factor = p.out_factor,
           .gamma = c["gamma"],
           .beta = value(c, "beta", p.beta),
           .scale = value(c, "scale", p.scale != ScaleKind::none),
@@ -147,12 +163,12 @@ Case exact_case(const std::string& name, const SitePlan& plan, std::int64_t n, s
 Case given_case(const std::string& name, const SitePlan& plan, std::int64_t n, std::int64_t c, const Extra& e) {
   Case k = exact_case(name, plan, n, c, e);
   k.name += fmt::format(" given, correction {}, aux {}{}", static_cast<int>(e.correction), e.aux, e.stop ? ", stopped" : "");
-  const bool tilt = e.correction == Correction::eta || e.correction == Correction::residual_aware;
-  const bool weight = e.correction == Correction::beta || e.correction == Correction::residual_aware;
+  const bool on_ms = e.correction == Correction::eta || e.correction == Correction::residual_aware;
+  const bool on_constant = e.correction == Correction::beta || e.correction == Correction::residual_aware;
   k.inputs.push_back({"x0", {n, c}, e.stop ? Role::constant : Role::activation, e.fill, 1.5 * e.scale});
-  k.inputs.push_back({"constant", {1}, Role::constant32, Fill::uniform, 0, 0.7});
-  if (tilt) k.inputs.push_back({"tilt", {1}, Role::parameter, Fill::uniform, 0, 0.1});
-  if (weight) k.inputs.push_back({"weight", {1}, Role::parameter, Fill::uniform, 0, 1.2});
+  k.inputs.push_back({"constant", {1}, Role::constant32, Fill::uniform, 0, e.correction == Correction::eta ? 0.0 : 0.7});
+  if (on_ms) k.inputs.push_back({"ms_correction", {1}, Role::parameter, Fill::uniform, 0, 0.1});
+  if (on_constant) k.inputs.push_back({"constant_correction", {1}, Role::parameter, Fill::uniform, 0, 1.2});
   k.outputs.push_back({"z0", {n, c}});  // the first norm's output: a plain RMSNorm with γ = 1
   if (e.aux > 0) k.outputs.push_back({"aux", {1}, Output::Type::fp32});
   k.reference = [=](Arrays& a, Round) {
@@ -160,7 +176,8 @@ Case given_case(const std::string& name, const SitePlan& plan, std::int64_t n, s
     double aux = 0;
     for (std::int64_t i = 0; i < n; ++i) {
       const double *x0 = a["x0"].data() + i * c, ms = mean_square(x0, c);
-      const double s = e.calibration * (ms * (1 + row.param("tilt", 0, 0)) + row.param("weight", 0, 1) * a["constant"][0]);
+      const double s =
+          e.calibration * (ms * (1 + row.param("ms_correction", 0, 0)) + row.param("constant_correction", 0, 1) * a["constant"][0]);
       row.run(a["x"].data() + i * c, a["z"].data() + i * c, s);
       for (std::int64_t j = 0; j < c; ++j) a["z0"][static_cast<std::size_t>(i * c + j)] = x0[j] / std::sqrt(ms + 1e-5);
       const double gap = std::log(s + 1e-8) - std::log(mean_square(a["x"].data() + i * c, c) + 1e-8);
@@ -177,21 +194,30 @@ Case given_case(const std::string& name, const SitePlan& plan, std::int64_t n, s
     const Tensor& stats = t.scratch("stats0", DType::f32, {2, n});
     return Given{.ms = Tensor(stats.data, DType::f32, t.device(), {n}),
                  .constant = t["constant"],
-                 .tilt = value(t, "tilt", tilt),
-                 .weight = value(t, "weight", weight),
+                 .ms_correction = value(t, "ms_correction", on_ms),
+                 .constant_correction = value(t, "constant_correction", on_constant),
                  .calibration = static_cast<float>(e.calibration),
-                 .dtilt = gradient(t, "tilt", tilt),
-                 .dweight = gradient(t, "weight", weight),
+                 .dms_correction = gradient(t, "ms_correction", on_ms),
+                 .dconstant_correction = gradient(t, "constant_correction", on_constant),
                  .dms = e.stop ? Tensor{} : t.scratch("dms", DType::f32, {n}),
                  .aux = static_cast<float>(aux),
-                 .exact = t.scratch("exact", DType::f32, {n}),
-                 .aux_loss = value(t, "aux", e.aux > 0)};
+                 .exact = t.scratch("exact", DType::f32, {n})};
   };
   k.forward = [=](Context& t) {
     norm(ones(t), {.x = t["x0"], .z = t["z0"], .stats = t.scratch("stats0", DType::f32, {2, n})});
-    if (e.aux > 0) zero(t["aux"]);
     const Given g = given(t, e.aux);
     norm(site_of(t, plan), {.x = t["x"], .z = t["z"], .stats = {}, .given = &g});
+    if (e.aux == 0) return;
+    // What the backward is the gradient of, from the mean squares that the forwards kept.
+    const auto first = [&](const Tensor& s, double otherwise) { return s ? to_doubles(s)[0] : otherwise; };
+    const std::vector<double> ms = to_doubles(g.ms), exact = to_doubles(g.exact);
+    double aux = 0;
+    for (std::size_t i = 0; i < ms.size(); ++i) {
+      const double s = e.calibration * (ms[i] * (1 + first(g.ms_correction, 0)) + first(g.constant_correction, 1) * first(g.constant, 0));
+      const double gap = std::log(s + 1e-8) - std::log(exact[i] + 1e-8);
+      aux += gap * gap;
+    }
+    copy(make_tensor(t.device(), DType::f32, {1}, {aux}), t["aux"]);
   };
   k.backward = [=](Context& t) {
     // The auxiliary output's cotangent is the weight of the auxiliary loss.
@@ -257,6 +283,22 @@ std::vector<Case> tests() {
       cases.push_back(site_case(name + " large lambda", site, 5, 40, {.lambda = 60}));
     }
   }
+  // The widths of real models: every kind of column sums and maps once, and the given statistic.
+  const std::vector<std::pair<std::string, SitePlan>> wide{{"layernorm", plan_of("layernorm").blocks[2].site1},
+                                                           {"seednorm", plan_of("seednorm").blocks[2].site1},
+                                                           {"bhyt_star", plan_of("bhyt_star").blocks[2].site1},
+                                                           {"bhyt given", plan_of("bhyt").blocks[2].site2}};
+  for (const auto& [name, site] : wide)
+    for (const std::int64_t cols : {512, 1000, 2048, 8192}) cases.push_back(site_case(name + " wide", site, 1, cols));
+  for (const std::int64_t cols : {512, 1000, 2048, 8192}) {
+    cases.push_back(site_case("bhyt_star wide", plan_of("bhyt_star").blocks[2].site1, cols > 1000 ? 131 : 700, cols));
+    cases.push_back(site_case("bhyt given wide", plan_of("bhyt").blocks[2].site2, cols > 1000 ? 131 : 700, cols));
+  }
+  for (const char* name : {"layernorm", "seednorm", "derf", "bhyt"})
+    for (SitePlan site : {plan_of(name).blocks[2].site1, plan_of(name).blocks[2].site2}) {
+      site.out_factor = 2.5f;
+      for (const std::int64_t cols : {40, 33}) cases.push_back(site_case(fmt::format("{} times 2.5", name), site, 6, cols));
+    }
   const SitePlan given = plan_of("bhyt").blocks[2].site2;
   for (const Correction c : {Correction::beta, Correction::eta, Correction::residual_aware})
     cases.push_back(site_case("bhyt", given, 7, 33, {.correction = c, .calibration = 1.3}));
@@ -276,18 +318,25 @@ OP_CASES(Norm, tests, benchmarks)
 
 // ---- the table and its options
 
+// How many rows a block looks at: as docs/method.md counts them for the methods it names, and as a row says for any other.
 TEST(NormMethods, ExactStatisticsPerBlock) {
-  const std::map<std::string, int> expected{
-      {"layernorm", 2},      {"rmsnorm", 2},        {"lns", 2},  {"peri", 4},       {"dyt", 0},      {"derf", 0}, {"seednorm", 2},
-      {"rmsnorm_approx", 1}, {"rmsnorm_shared", 1}, {"bhyt", 1}, {"bhyt_exact", 2}, {"bhyt_star", 2}};
-  EXPECT_EQ(methods().size(), expected.size());
+  const std::map<std::string, int> named{{"layernorm", 2}, {"rmsnorm", 2},        {"lns", 2},        {"peri", 4},
+                                         {"dyt", 0},       {"derf", 0},           {"seednorm", 2},   {"rmsnorm_approx", 1},
+                                         {"bhyt", 1},      {"rmsnorm_shared", 1}, {"bhyt_exact", 2}, {"bhyt_star", 2}};
+  const auto looks = [](SiteStat s) { return s == SiteStat::rms || s == SiteStat::mean_var || s == SiteStat::mean_std; };
+  std::size_t seen = 0;
   for (const Method& m : methods()) {
     const BlockPlan b = plan_of(m.name).blocks[0];
     int exact = 0;
     for (const auto& site : {std::optional(b.site1), std::optional(b.site2), b.out1, b.out2})
       exact += site && site->stat != Stat::none && site->stat != Stat::given;
-    EXPECT_EQ(exact, expected.at(std::string(m.name))) << m.name;
+    EXPECT_EQ(exact, looks(m.site1) + looks(m.site2) + (m.place == Place::pre_and_post ? 2 : 0)) << m.name;
+    const auto it = named.find(std::string(m.name));
+    if (it == named.end()) continue;
+    EXPECT_EQ(exact, it->second) << m.name;
+    ++seen;
   }
+  EXPECT_EQ(seen, named.size());
 }
 
 TEST(NormMethods, LnsScalesBothSitesButNotTheEnd) {
@@ -320,6 +369,76 @@ TEST(NormMethods, OptionsSettlePerLayer) {
   EXPECT_FLOAT_EQ(p.last.eps, 1e-6f);
 }
 
+// λ/κ and 1/√ℓ inside the map multiply each other, as do the factors outside.
+TEST(NormMethods, DepthAndLambdaMultiply) {
+  Method both = method("bhyt");
+  both.depth = Depth::inv_sqrt;
+  const SitePlan s = plan_site({}, both, SiteStat::rms, 4, 0, 64, 1e-5);
+  EXPECT_FLOAT_EQ(s.factor, 1.0f / 10 / 2);  // 1/κ/√ℓ
+  EXPECT_EQ(s.out_factor, 1);
+}
+
+TEST(NormMethods, ConstantFactorsStandOutsideTheMap) {
+  NormConfig c;
+  c.kappa_schedule = KappaSchedule::grow;
+  c.gain = Gain::fixed_unit;
+  c.depth_factor = Depth::inv_sqrt;
+  c.lambda = {4.0, 1.0};
+  c.lambda_last = 3;
+  const NormPlan p = plan_norms(c, 5, 64, 1e-5);
+  EXPECT_FLOAT_EQ(p.blocks[3].site1.out_factor, 20.0f / 4 / 2);  // κ·√4/λ/√4
+  EXPECT_FLOAT_EQ(p.blocks[3].site2.out_factor, 20.0f / 1 / 2);
+  EXPECT_FLOAT_EQ(p.blocks[3].site1.factor, 1.0f / 20);
+  EXPECT_EQ(p.blocks[3].site1.gamma0, 1);
+  EXPECT_EQ(p.last.out_factor, 1);
+  EXPECT_EQ(p.last.gamma0, 1);
+  c = {};
+  c.method = "peri";
+  c.depth_factor = Depth::inv_sqrt;
+  const NormPlan peri = plan_norms(c, 4, 64, 1e-5);
+  EXPECT_FLOAT_EQ(peri.blocks[3].site2.out_factor, 0.5f);
+  EXPECT_EQ(peri.blocks[3].out2->out_factor, 1);
+}
+
+TEST(NormMethods, EtaReadsNoConstant) {
+  NormConfig c;
+  for (const Correction correction : {Correction::none, Correction::beta, Correction::eta, Correction::residual_aware}) {
+    c.correction = correction;
+    const NormPlan p = plan_norms(c, 3, 64, 1e-5);
+    EXPECT_EQ(p.blocks[1].uses_constant, correction != Correction::eta);
+    EXPECT_TRUE(p.blocks[1].approximated);
+    EXPECT_EQ(p.approximated, 3);
+  }
+}
+
+// Large outputs are written past the cache (x86-64): the same bits, to the last element of an odd row, and nothing beyond it.
+TEST(Norm, OutputsWrittenPastTheCacheHaveTheSameBits) {
+  const SitePlan plan = plan_of("bhyt").blocks[2].site1;
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const std::int64_t cols : {1, 7, 255, 256, 261, 1001}) {
+      const std::int64_t rows = 3, wide = (cols + 15) / 16 * 16 + 16;
+      const Device here = Device::cpu();
+      Rng rng(3);
+      std::vector<double> values(static_cast<std::size_t>(rows * wide));
+      for (double& v : values) v = rng.normal();
+      const OwnedTensor x = make_tensor(here, type, {rows, wide}, values), h = make_tensor(here, type, {rows, wide}, values),
+                        gamma = make_tensor(here, DType::f32, {cols}, std::vector<double>(static_cast<std::size_t>(cols), 1.5)),
+                        lambda = make_tensor(here, DType::f32, {1}, {2.0});
+      const NormSite site{.stat = plan.stat, .map = plan.map, .factor = plan.factor, .eps = plan.eps, .gamma = gamma, .scale = lambda};
+      const auto run = [&](std::size_t past_cache_bytes) {
+        const OwnedTensor z = make_tensor(here, type, {rows, wide}, std::vector<double>(values.size(), 9.0)),
+                          sum = make_tensor(here, type, {rows, wide}, std::vector<double>(values.size(), 9.0));
+        norm(site, {.x = x.t.col_slice(0, cols),
+                    .add = h.t.col_slice(0, cols),
+                    .sum = sum.t.col_slice(0, cols),
+                    .z = z.t.col_slice(0, cols),
+                    .past_cache_bytes = past_cache_bytes});
+        return std::pair(to_doubles(z), to_doubles(sum));
+      };
+      EXPECT_EQ(run(0), run(std::size_t{1} << 40)) << name_of(type) << " " << cols;
+    }
+}
+
 TEST(NormMethods, EndsAsTheTableSays) {
   EXPECT_EQ(plan_of("bhyt").last.map, Map::id);
   EXPECT_FLOAT_EQ(plan_of("bhyt").last.eps, 1e-5f);
@@ -341,6 +460,20 @@ TEST(NormMethods, RefusesWhatMakesNoSense) {
   EXPECT_THROW(plan_norms(c, 4, 64, 1e-5), UsageError);
   c = {};
   c.method = "rmsnorm", c.correction = Correction::eta;
+  EXPECT_THROW(plan_norms(c, 4, 64, 1e-5), UsageError);
+  for (const Gain gain : {Gain::unit, Gain::fixed_unit}) {  // κ/λ needs a λ somewhere
+    c = {};
+    c.method = "rmsnorm", c.gain = gain;
+    EXPECT_THROW(plan_norms(c, 4, 64, 1e-5), UsageError);
+    c.first_layer = 1, c.last_layer = 2, c.elsewhere = "bhyt";
+    EXPECT_NO_THROW(plan_norms(c, 4, 64, 1e-5));
+  }
+  c = {};
+  c.method = "lns", c.depth_factor = Depth::inv_sqrt;
+  EXPECT_THROW(plan_norms(c, 4, 64, 1e-5), UsageError);
+  c.method = "bhyt", c.elsewhere = "lns";
+  EXPECT_NO_THROW(plan_norms(c, 4, 64, 1e-5));
+  c.first_layer = 1, c.last_layer = 2;
   EXPECT_THROW(plan_norms(c, 4, 64, 1e-5), UsageError);
   EXPECT_EQ(refresh_interval({}, 20000), 400);
   EXPECT_EQ(refresh_interval({}, 10), 1);

@@ -14,6 +14,7 @@ NORM_DEFAULTS = {
     "learn_lambda": True,
     "gain": "one",
     "depth_gain": "none",
+    "depth_factor": "none",
     "kappa_schedule": "constant",
     "exact_layers": 0,  # a number (the first N) or a list
     "correction": "none",

@@ -1,4 +1,5 @@
-"""A Llama whose normalization is a choice: z = γ ⊙ f(a·x + c) + β with a per-token scale a made from a statistic, and a map f.
+"""A Llama whose normalization is a choice: z = out_factor·(γ ⊙ f(a·x + c) + β) with a per-token scale a made from a
+statistic, and a map f.
 
 One row of METHODS per method, one module (FamilyNorm) for all of them; the rest is transformers' own Llama.
 """
@@ -14,33 +15,23 @@ from .configuration_bhyt import BhytConfig
 
 @dataclass(frozen=True)
 class Method:
-    first: str = "rms"  # statistic of the first site: none, rms, mean_var, mean_std
-    second: str = "rms"  # … of the second: also approximate, block_input (both without looking at the site's own input)
-    map: str = "id"  # id, tanh, erf
-    scalar: str = ""  # the learned scalar of a site: lam, alpha
-    bias: bool = False
-    shift: bool = False
-    seed: bool = False  # γ becomes tanh(x·b)·g + γ
-    over_depth: bool = False  # a / √layer
-    output_norms: bool = False  # RMSNorm on each sublayer's output too
-    gamma_in_constant: bool = False
-    ends_with_own: bool = False
-    eps: float = 0.0  # 0: the model's
+    first: str  # statistic of the first site: none, rms, mean_var, mean_std
+    second: str  # … of the second: also approximate, block_input (both without looking at the site's own input)
+    map: str  # id, tanh, erf
+    scalar: str  # the learned scalar of a site: lam, alpha or none ("")
+    bias: bool
+    shift: bool
+    seed: bool  # γ becomes tanh(x·b)·g + γ
+    over_depth: bool  # a / √layer
+    output_norms: bool  # RMSNorm on each sublayer's output too
+    gamma_in_constant: bool
+    end: str  # the final norm: rms, own, or rms_or_exact (bhyt_exact where lambda_last > 0)
+    eps: float  # 0: the model's
 
 
+# The program writes the rows of its own table here when it saves a checkpoint.
 METHODS = {
-    "layernorm": Method("mean_var", "mean_var", bias=True, ends_with_own=True),
-    "rmsnorm": Method(),
-    "rmsnorm_approx": Method(second="approximate", gamma_in_constant=True),
-    "rmsnorm_shared": Method(second="block_input"),
-    "lns": Method(over_depth=True),
-    "peri": Method(output_norms=True),
-    "dyt": Method("none", "none", "tanh", "alpha", ends_with_own=True),
-    "derf": Method("none", "none", "erf", "alpha", bias=True, shift=True, ends_with_own=True),
-    "seednorm": Method(seed=True, ends_with_own=True),
-    "bhyt": Method("rms", "approximate", "tanh", "lam", eps=1e-6),
-    "bhyt_exact": Method("rms", "rms", "tanh", "lam", eps=1e-6),
-    "bhyt_star": Method("mean_std", "mean_std", "tanh", "lam", eps=1e-6),
+    # rows of METHODS
 }
 MAPS = {"id": lambda u: u, "tanh": torch.tanh, "erf": torch.erf}
 
@@ -62,20 +53,23 @@ class FamilyNorm(nn.Module):
         method, options = METHODS[name], config.norm_options()
         self.method, self.statistic = method, statistic
         self.eps = method.eps or config.rms_norm_eps
-        self.factor, self.start, gain = 1.0, {}, 1.0
+        self.factor, self.out_factor, self.start, gain = 1.0, 1.0, {}, 1.0  # out_factor: constant, outside the map
         if method.scalar == "lam":
             lam, kappa = (*options["lambda"], options["lambda_last"])[place], kappa_at(options, layer)
             self.factor, self.start["lam"] = 1.0 / kappa, lam
             gain = kappa / lam if options["gain"] == "unit" else 1.0
+            self.out_factor = kappa / lam if options["gain"] == "fixed_unit" and place in (0, 1) else 1.0
         if method.scalar == "alpha":
             wide = config.hidden_size > 2048 and method.map == "tanh"
             automatic = (0.2, 0.05, 0.05) if wide else (1.0, 0.5, 0.5)
             self.start["alpha"] = (automatic if options["alpha"] == "auto" else options["alpha"])[place]
         if place in (0, 1):
             if method.over_depth:
-                self.factor = 1.0 / math.sqrt(layer)
+                self.factor /= math.sqrt(layer)
             if options["depth_gain"] == "inv_sqrt":
                 gain /= math.sqrt(layer)
+            if options["depth_factor"] == "inv_sqrt":
+                self.out_factor /= math.sqrt(layer)
         self.start["weight"] = gain
         self.weight = nn.Parameter(torch.empty(config.hidden_size))
         if method.scalar == "lam":
@@ -115,7 +109,7 @@ class FamilyNorm(nn.Module):
         if self.method.seed:
             gamma = gamma + torch.tanh((x * self.direction.float()).sum(-1, keepdim=True)) * self.gate.float()
         z = gamma * MAPS[self.method.map](a * x + (self.shift.float() if self.method.shift else 0.0))
-        return (z + self.bias.float() if self.method.bias else z).to(kind)
+        return (self.out_factor * (z + self.bias.float() if self.method.bias else z)).to(kind)
 
 
 class BhytDecoderLayer(LlamaDecoderLayer):
@@ -153,7 +147,7 @@ class BhytDecoderLayer(LlamaDecoderLayer):
 
     @torch.no_grad()
     def constant(self):
-        """C = c_attn·(λ/κ)², c_attn = ‖W_V W_O‖²/(T·d) by the trace identity; made again only when a weight has changed."""
+        """C = c_attn·(out_factor·λ/κ)², c_attn = ‖W_V W_O‖²/(T·d) by the trace identity; made again only when a weight has changed."""
         v, o, norm = self.self_attn.v_proj.weight, self.self_attn.o_proj.weight, self.input_layernorm
         state = tuple((p.data_ptr(), p._version) for p in (v, o, *norm.parameters()))
         if self.cached[0] != state:
@@ -163,7 +157,7 @@ class BhytDecoderLayer(LlamaDecoderLayer):
             v = v.repeat_interleave(self.heads // self.kv_heads, 0).reshape(-1, d)
             o = o.transpose(1, 2).reshape(-1, d)
             c = ((v @ v.T) * (o @ o.T)).sum() / (self.options["seq_len"] * d)
-            c = c * (norm.factor * norm.scalar()) ** 2
+            c = c * (norm.factor * norm.out_factor * norm.scalar()) ** 2
             if self.gamma_in_constant:
                 c = c * mean_square(norm.weight.float())
             self.cached = (state, c)
@@ -177,10 +171,15 @@ class BhytDecoderLayer(LlamaDecoderLayer):
         if self.options["stop_gradient"]:
             square = square.detach()
         if self.second == "approximate":
-            tilt = {"eta": "var_eta", "residual_aware": "var_cross_beta"}.get(self.options["correction"])
-            weight = {"beta": "var_beta", "residual_aware": "var_alpha"}.get(self.options["correction"])
-            square = square * (1.0 + getattr(self, tilt).float()) if tilt else square
-            square = square + self.constant() * (getattr(self, weight).float() if weight else 1.0)
+            correction = self.options["correction"]
+            if correction == "none":
+                square = square + self.constant()
+            elif correction == "beta":
+                square = square + self.constant() * self.var_beta.float()
+            elif correction == "eta":  # without the constant
+                square = square * (1.0 + self.var_eta.float())
+            else:  # residual_aware
+                square = square * (1.0 + self.var_cross_beta.float()) + self.var_alpha.float() * self.constant()
         return square * self.calibration
 
     def forward(self, hidden_states, attention_mask=None, position_ids=None, past_key_values=None, use_cache=False,
@@ -216,9 +215,9 @@ class BhytModel(BhytPreTrainedModel, LlamaModel):
         options, last = config.norm_options(), config.num_hidden_layers + 1
         method = METHODS[options["method"]]
         self.layers = nn.ModuleList([BhytDecoderLayer(config, i) for i in range(config.num_hidden_layers)])
-        if method.scalar == "lam" and options["lambda_last"] > 0:
+        if method.end == "rms_or_exact" and options["lambda_last"] > 0:
             self.norm = FamilyNorm(config, "bhyt_exact", "rms", last, 2)
-        elif method.ends_with_own:
+        elif method.end == "own":
             self.norm = FamilyNorm(config, options["method"], method.first, last, 2)
         else:
             self.norm = FamilyNorm(config, "rmsnorm", "rms", last, 2)

@@ -9,7 +9,7 @@ namespace {
 
 using schema::Json;
 
-const schema::Names<Gain> kGains = {{"one", Gain::one}, {"unit", Gain::unit}};
+const schema::Names<Gain> kGains = {{"one", Gain::one}, {"unit", Gain::unit}, {"fixed_unit", Gain::fixed_unit}};
 const schema::Names<Depth> kDepths = {{"none", Depth::none}, {"inv_sqrt", Depth::inv_sqrt}};
 const schema::Names<KappaSchedule> kSchedules = {{"constant", KappaSchedule::constant},
                                                  {"decay", KappaSchedule::decay},
@@ -81,7 +81,7 @@ template <class V>
 void walk(NormConfig& c, V& v) {
   const schema::Range positive{.above = 0};
   v.custom(
-      "method", "layernorm rmsnorm rmsnorm_approx rmsnorm_shared lns peri dyt derf seednorm bhyt bhyt_exact bhyt_star",
+      "method", method_names().c_str(),
       [&](const Json& j, const std::string& key) { c.method = method(schema::Reader::as_text(key, j)).name; },
       [&] { return Json(c.method); });
   read_bound(c, v);
@@ -90,8 +90,11 @@ void walk(NormConfig& c, V& v) {
       [&](const Json& j, const std::string& key) { c.lambda = read_numbers<2>(j, key, positive); }, [&] { return Json(c.lambda); });
   v.number("lambda_last", c.lambda_last, "the same for the final norm; 0 = end with RMSNorm", {.at_least = 0});
   v.boolean("learn_lambda", c.learn_lambda, "learn lambda");
-  v.choice("gain", c.gain, kGains, "initial gamma: 1, or kappa/lambda so that the output starts with unit variance");
+  v.choice("gain", c.gain, kGains,
+           "initial gamma: 1, or kappa/lambda so that the output starts with unit variance (unit); fixed_unit: gamma 1, output times a "
+           "constant kappa/lambda");
   v.choice("depth_gain", c.depth_gain, kDepths, "initial gamma times 1/sqrt(layer)");
+  v.choice("depth_factor", c.depth_factor, kDepths, "the blocks' norm outputs times 1/sqrt(layer), a constant; not with lns, which has it");
   v.choice("kappa_schedule", c.kappa_schedule, kSchedules, "kappa over depth");
   v.custom(
       "exact_layers", "blocks whose second statistic is exact: the first N, or a list counted from 1",

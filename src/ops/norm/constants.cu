@@ -9,10 +9,10 @@ namespace bhyt::cuda {
 namespace {
 
 __global__ void constant_kernel(const float* c_attn, const float* scale, float factor, const float* gamma, int c, float* out) {
-  __shared__ double room[33];
+  __shared__ double warp_sums[33];
   double s = 0;
   for (int j = threadIdx.x; gamma && j < c; j += blockDim.x) s += static_cast<double>(gamma[j]) * gamma[j];
-  s = block_sum(s, room);
+  s = block_sum(s, warp_sums);
   if (threadIdx.x != 0) return;
   const double k = factor * (scale ? static_cast<double>(*scale) : 1.0);
   *out = static_cast<float>(*c_attn * k * k * (gamma ? s / c : 1.0));
@@ -36,36 +36,40 @@ __global__ void group_kernel(const T* wo, float* s, std::int64_t c, int kv_heads
 }
 
 __global__ void trace_kernel(const float* a, const float* b, std::int64_t n, double over, float* out) {
-  __shared__ double room[33];
+  __shared__ double warp_sums[33];
   double s = 0;
   for (std::int64_t i = threadIdx.x; i < n; i += blockDim.x) s += static_cast<double>(a[i]) * b[i];
-  s = block_sum(s, room);
+  s = block_sum(s, warp_sums);
   if (threadIdx.x == 0) *out = static_cast<float>(s / over);
 }
 
 // Per row: ‖x‖, Σ|x|/C, variance, mean square.
 template <class T>
 __global__ void moments_kernel(const T* x, std::int64_t ld, std::int64_t n, int c, float* rows) {
-  __shared__ double room[33];
+  __shared__ double warp_sums[33];
   const std::int64_t row = blockIdx.x;
   double s = 0, a = 0, q = 0;
   for (int j = threadIdx.x; j < c; j += blockDim.x) {
     const double v = load1(x + row * ld + j);
-    s += v, a += fabs(v), q += v * v;
+    s += v;
+    a += fabs(v);
+    q += v * v;
   }
-  s = block_sum(s, room) / c;
-  a = block_sum(a, room) / c;
-  q = block_sum(q, room);
+  s = block_sum(s, warp_sums) / c;
+  a = block_sum(a, warp_sums) / c;
+  q = block_sum(q, warp_sums);
   if (threadIdx.x != 0) return;
-  rows[row] = static_cast<float>(sqrt(q)), rows[n + row] = static_cast<float>(a);
-  rows[2 * n + row] = static_cast<float>(fmax(0.0, q / c - s * s)), rows[3 * n + row] = static_cast<float>(q / c);
+  rows[row] = static_cast<float>(sqrt(q));
+  rows[n + row] = static_cast<float>(a);
+  rows[2 * n + row] = static_cast<float>(fmax(0.0, q / c - s * s));
+  rows[3 * n + row] = static_cast<float>(q / c);
 }
 
 __global__ void mean_kernel(const float* rows, std::int64_t n, float* out) {
-  __shared__ double room[33];
+  __shared__ double warp_sums[33];
   double s = 0;
   for (std::int64_t i = threadIdx.x; i < n; i += blockDim.x) s += rows[blockIdx.x * n + i];
-  s = block_sum(s, room);
+  s = block_sum(s, warp_sums);
   if (threadIdx.x == 0) out[blockIdx.x] = static_cast<float>(s / static_cast<double>(n));
 }
 

@@ -31,6 +31,39 @@ constexpr Method kMethods[] = {
 };
 // clang-format on
 
+constexpr bool reads_block_input(S s) { return s == S::approximate || s == S::block_input; }
+
+// Why a row makes no sense, or nothing.
+constexpr std::string_view fault(const Method& m) {
+  if (reads_block_input(m.site1)) return "the first site has no statistic before it to take";
+  if (reads_block_input(m.site2) && m.site1 != S::rms) return "the second site takes the first one's mean square: rms";
+  if (m.gamma_in_constant && m.site2 != S::approximate) return "only an approximated second site has a constant";
+  if ((m.site1 == S::none || m.site2 == S::none) && m.scale != ScaleKind::alpha) return "without a statistic, alpha is the scale";
+  if (m.scale == ScaleKind::alpha && (m.site1 != S::none || m.site2 != S::none)) return "alpha is the scale where there is no statistic";
+  if (m.seed && (m.map != Map::id || m.site1 != S::rms || m.site2 != S::rms)) return "a gated gamma goes with rms and the identity";
+  if (m.seed && (m.beta || m.shift)) return "a gated gamma has neither beta nor shift";
+  if (m.shift && m.map == Map::id) return "a shift inside the identity is a beta times gamma";
+  if (m.end == End::rms_or_exact && m.scale != ScaleKind::lambda) return "lambda_last belongs to methods with lambda";
+  return {};
+}
+constexpr bool all_make_sense() {
+  for (const Method& m : kMethods) {
+    if (m.name.empty() || !fault(m).empty()) return false;
+    for (const Method& other : kMethods)
+      if (&m != &other && m.name == other.name) return false;
+  }
+  return true;
+}
+static_assert(all_make_sense(), "a row of the method table makes no sense, or its name is taken: see fault()");
+
+template <class F>
+std::string names_of(F&& wanted, const char* between = ", ") {
+  std::vector<std::string_view> names;
+  for (const Method& m : kMethods)
+    if (wanted(m)) names.push_back(m.name);
+  return fmt::format("{}", fmt::join(names, between));
+}
+
 Stat kernel_stat(SiteStat s) {
   switch (s) {
     case S::none: return Stat::none;
@@ -54,33 +87,6 @@ std::array<double, 3> alphas(const NormConfig& c, const Method& m, std::int64_t 
 
 SitePlan rms_site(double eps) { return {.stat = Stat::rms, .map = Map::id, .eps = static_cast<float>(eps)}; }
 
-// A site of method m at depth `layer` (from 1; L+1 is the end), place 0 attention, 1 MLP, 2 last.
-SitePlan plan_site(const NormConfig& c, const Method& m, SiteStat stat, std::int64_t layer, int place, std::int64_t d, double model_eps) {
-  SitePlan s;
-  s.stat = kernel_stat(stat);
-  s.map = m.map;
-  s.eps = static_cast<float>(m.own_eps ? kOwnEps : model_eps);
-  s.beta = m.beta;
-  s.shift = m.shift;
-  s.seed = m.seed;
-  s.scale = m.scale;
-  double gain = 1;
-  if (m.scale == ScaleKind::lambda) {
-    const double lambda = place == 2 ? c.lambda_last : c.lambda[static_cast<std::size_t>(place)], kappa = kappa_at(c, layer);
-    s.factor = static_cast<float>(1.0 / kappa);
-    s.scale0 = static_cast<float>(lambda);
-    s.scale_frozen = !c.learn_lambda;
-    if (c.gain == Gain::unit) gain = kappa / lambda;
-  } else if (m.scale == ScaleKind::alpha) {
-    s.scale0 = static_cast<float>(alphas(c, m, d)[static_cast<std::size_t>(place)]);
-  }
-  const double inv_sqrt = 1.0 / std::sqrt(static_cast<double>(layer));
-  if (m.depth == Depth::inv_sqrt && place != 2) s.factor = static_cast<float>(inv_sqrt);
-  if (c.depth_gain == Depth::inv_sqrt && place != 2) gain *= inv_sqrt;
-  s.gamma0 = static_cast<float>(gain);
-  return s;
-}
-
 BlockPlan plan_block(const NormConfig& c, const Method& m, std::int64_t layer, std::int64_t d, double model_eps, bool inside) {
   BlockPlan b;
   const bool exact = layer <= c.exact_first || std::find(c.exact_list.begin(), c.exact_list.end(), layer) != c.exact_list.end();
@@ -89,7 +95,8 @@ BlockPlan plan_block(const NormConfig& c, const Method& m, std::int64_t layer, s
   if (exact && b.site2.stat == Stat::given) b.site2.stat = Stat::rms;
   if (m.place == Place::pre_and_post) b.out1 = b.out2 = rms_site(model_eps);
   b.has_constant = has_approximation(m);
-  b.uses_constant = has_approximation(m) && !exact;
+  b.approximated = has_approximation(m) && !exact;
+  b.uses_constant = b.approximated && c.correction != Correction::eta;  // eta: rms²·(1+η) alone
   b.gamma_in_constant = m.gamma_in_constant || c.gamma_in_constant;
   if (has_approximation(m)) b.correction = c.correction;
   if (!c.calibration.empty() && inside) b.calibration = static_cast<float>(c.calibration[static_cast<std::size_t>(layer - 1)]);
@@ -103,28 +110,68 @@ void check_config(const NormConfig& c, const Method& m, std::int64_t layers) {
               "norm.calibration must have one factor per layer, {}, got {}", layers, c.calibration.size());
   check_usage(c.last_layer == 0 || (c.first_layer >= 1 && c.first_layer <= c.last_layer && c.last_layer <= layers),
               "norm.layers must be [from, to] with 1 <= from <= to <= {}, got [{}, {}]", layers, c.first_layer, c.last_layer);
-  const bool approximated = has_approximation(m) || (c.last_layer > 0 && has_approximation(method(c.elsewhere, "norm.elsewhere")));
+  const Method& other = c.last_layer > 0 ? method(c.elsewhere, "norm.elsewhere") : m;
+  const bool approximated = has_approximation(m) || has_approximation(other);
   check_usage(c.correction == Correction::none || approximated,
-              "norm.correction needs a method whose second site is approximated (bhyt, rmsnorm_approx), got {}", c.method);
-  check_usage(c.aux_loss == 0 || approximated,
-              "norm.aux_loss needs a method whose second site is approximated (bhyt, rmsnorm_approx), got {}", c.method);
+              "norm.correction needs a method whose second site is approximated ({}), got {}", names_of(has_approximation), c.method);
+  check_usage(c.aux_loss == 0 || approximated, "norm.aux_loss needs a method whose second site is approximated ({}), got {}",
+              names_of(has_approximation), c.method);
+  const auto has_lambda = [](const Method& r) { return r.scale == ScaleKind::lambda; };
+  check_usage(c.gain == Gain::one || has_lambda(m) || has_lambda(other), "norm.gain needs a method that has lambda ({}), got {}",
+              names_of(has_lambda), c.method);
+  for (const Method* used : {&m, &other})
+    check_usage(c.depth_factor == Depth::none || used->depth == Depth::none,
+                "norm.depth_factor needs a method without a factor of its own over depth, got {}", used->name);
 }
 
 }  // namespace
 
+SitePlan plan_site(const NormConfig& c, const Method& m, SiteStat stat, std::int64_t layer, int place, std::int64_t d, double model_eps) {
+  SitePlan s;
+  s.stat = kernel_stat(stat);
+  s.map = m.map;
+  s.eps = static_cast<float>(m.own_eps ? kOwnEps : model_eps);
+  s.beta = m.beta;
+  s.shift = m.shift;
+  s.seed = m.seed;
+  s.scale = m.scale;
+  double gain = 1, factor = 1, out_factor = 1;
+  if (m.scale == ScaleKind::lambda) {
+    const double lambda = place == 2 ? c.lambda_last : c.lambda[static_cast<std::size_t>(place)], kappa = kappa_at(c, layer);
+    factor = 1.0 / kappa;
+    s.scale0 = static_cast<float>(lambda);
+    s.scale_frozen = !c.learn_lambda;
+    if (c.gain == Gain::unit) gain = kappa / lambda;
+    if (c.gain == Gain::fixed_unit && place != 2) out_factor = kappa / lambda;
+  } else if (m.scale == ScaleKind::alpha) {
+    s.scale0 = static_cast<float>(alphas(c, m, d)[static_cast<std::size_t>(place)]);
+  }
+  const double inv_sqrt = 1.0 / std::sqrt(static_cast<double>(layer));
+  if (m.depth == Depth::inv_sqrt && place != 2) factor *= inv_sqrt;
+  if (c.depth_gain == Depth::inv_sqrt && place != 2) gain *= inv_sqrt;
+  if (c.depth_factor == Depth::inv_sqrt && place != 2) out_factor *= inv_sqrt;
+  s.factor = static_cast<float>(factor);
+  s.out_factor = static_cast<float>(out_factor);
+  s.gamma0 = static_cast<float>(gain);
+  return s;
+}
+
 std::span<const Method> methods() { return kMethods; }
+
+const std::string& method_names() {
+  static const std::string names = names_of([](const Method&) { return true; }, " ");
+  return names;
+}
 
 const Method& method(std::string_view name, std::string_view key) {
   std::vector<std::string> names;
-  std::string all;
   for (const Method& m : kMethods) {
     if (m.name == name) return m;
     names.emplace_back(m.name);
-    all += (all.empty() ? "" : ", ") + names.back();
   }
   const std::string near = schema::nearest(std::string(name), names);
-  throw UsageError(
-      fmt::format("{} must be one of {}, got \"{}\"{}", key, all, name, near.empty() ? "" : fmt::format(" (did you mean {}?)", near)));
+  throw UsageError(fmt::format("{} must be one of {}, got \"{}\"{}", key, fmt::join(names, ", "), name,
+                               near.empty() ? "" : fmt::format(" (did you mean {}?)", near)));
 }
 
 double kappa_at(const NormConfig& c, std::int64_t layer) {
@@ -153,7 +200,7 @@ NormPlan plan_norms(const NormConfig& c, std::int64_t layers, std::int64_t d, do
   for (std::int64_t l = 1; l <= layers; ++l) {
     const bool inside = c.last_layer == 0 || (l >= c.first_layer && l <= c.last_layer);
     plan.blocks.push_back(plan_block(c, inside ? m : other, l, d, model_eps, inside));
-    plan.approximated += plan.blocks.back().uses_constant;
+    plan.approximated += plan.blocks.back().approximated;
   }
   const bool exact_end = m.end == End::rms_or_exact && c.lambda_last > 0;
   if (exact_end)

@@ -1,4 +1,4 @@
-// The twelve methods as rows of a table, the options a user may set, and what they come to in each block.
+// The methods as rows of a table, the options a user may set, and what they come to in each block.
 // Nothing outside ops/norm asks for a method's name: the model asks for a block's plan.
 #pragma once
 
@@ -35,10 +35,11 @@ struct Method {
 };
 
 std::span<const Method> methods();
+const std::string& method_names();                                                  // all of them, with spaces between
 const Method& method(std::string_view name, std::string_view key = "norm.method");  // UsageError naming the nearest
 constexpr double kOwnEps = 1e-6;
 
-enum class Gain : std::uint8_t { one, unit };
+enum class Gain : std::uint8_t { one, unit, fixed_unit };  // γ₀ = 1; γ₀ = κ/λ; γ₀ = 1 and the output times κ/λ
 enum class KappaSchedule : std::uint8_t { constant, decay, grow, mild_grow };
 enum class Correction : std::uint8_t { none, beta, eta, residual_aware };
 
@@ -50,7 +51,8 @@ struct NormConfig {
   double lambda_last = 0;
   bool learn_lambda = true;
   Gain gain = Gain::one;
-  Depth depth_gain = Depth::none;
+  Depth depth_gain = Depth::none;    // of the initial γ
+  Depth depth_factor = Depth::none;  // of the output, for good
   KappaSchedule kappa_schedule = KappaSchedule::constant;
   std::int64_t exact_first = 0;          // exact_layers as a number …
   std::vector<std::int64_t> exact_list;  // … or as a list, counted from 1
@@ -73,7 +75,8 @@ struct SitePlan {
   Stat stat = Stat::rms;
   Map map = Map::id;
   float factor = 1, eps = 1e-5f;
-  float gamma0 = 1;  // initial γ
+  float out_factor = 1;  // constant, outside the map: κ/λ₀ (gain fixed_unit), 1/√ℓ (depth_factor)
+  float gamma0 = 1;      // initial γ
   bool beta = false, shift = false, seed = false;
   ScaleKind scale = ScaleKind::none;
   float scale0 = 1;  // initial λ or α
@@ -84,8 +87,9 @@ struct SitePlan {
 struct BlockPlan {
   SitePlan site1, site2;
   std::optional<SitePlan> out1, out2;  // on the sublayers' outputs
-  bool has_constant = false;           // the method has a c_attn, used or not (exact layers)
-  bool uses_constant = false;          // site 2 reads C (otherwise C = 0)
+  bool has_constant = false;           // the method has a c_attn, used or not (exact layers, eta)
+  bool approximated = false;           // site 2's statistic is the approximation (has corrections and an auxiliary loss)
+  bool uses_constant = false;          // … and it reads C (otherwise C = 0)
   bool gamma_in_constant = false;
   Correction correction = Correction::none;
   float calibration = 1;
@@ -99,6 +103,10 @@ struct NormPlan {
   std::int64_t aux_every = 1;
   int approximated = 0;  // blocks whose site 2 uses the approximation
 };
+
+// One site of method m at depth `layer` (from 1; L+1 is the end), place 0 attention, 1 MLP, 2 last. plan_norms is made of these.
+SitePlan plan_site(const NormConfig& config, const Method& m, SiteStat stat, std::int64_t layer, int place, std::int64_t d,
+                   double model_eps);
 
 // Settles every option for a model of `layers` blocks, width d and model eps. Throws UsageError for what makes no sense.
 NormPlan plan_norms(const NormConfig& config, std::int64_t layers, std::int64_t d, double model_eps);

@@ -31,12 +31,12 @@ void check_site(const char* op, const NormSite& s, const Tensor& x, const Tensor
   check_vector(op, "direction", s.direction, c, static_cast<bool>(s.gate));
   check_vector(op, "stats", stats, 2 * n, false);
   check((s.stat == Stat::given) == (given != nullptr), "[{}] expected a given statistic exactly where the site asks for one", op);
-  check(!s.gate || (s.stat == Stat::rms && s.map == Map::id), "[{}] expected a gated gamma only with an rms statistic and the identity",
-        op);
+  check(!s.gate || (s.stat == Stat::rms && s.map == Map::id && !s.beta && !s.shift),
+        "[{}] expected a gated gamma only with an rms statistic, the identity and neither beta nor shift", op);
   if (given) {
     check_vector(op, "ms", given->ms, n, true);
     check_vector(op, "constant", given->constant, 1, true);
-    check(given->aux == 0 || given->exact, "[{}] expected room for the exact statistic where the auxiliary loss is on", op);
+    check(given->aux == 0 || given->exact, "[{}] expected a place for the exact statistic where the auxiliary loss is on", op);
   }
 }
 
@@ -80,7 +80,7 @@ void attention_constant(const Tensor& wv, const Tensor& wo, std::int64_t heads, 
 }
 
 void row_moments(const Tensor& x, const Tensor& out) {
-  check(out.dtype == DType::f32 && out.size() == 4, "[row_moments] expected room for 4 fp32, got {}", shape_string(out));
+  check(out.dtype == DType::f32 && out.size() == 4, "[row_moments] expected a place for 4 fp32, got {}", shape_string(out));
   const profile::Scope scope(profile::Kind::norm, x.device);
   x.device.is_cuda() ? cuda::row_moments(x, out) : cpu::row_moments(x, out);
 }

@@ -17,12 +17,14 @@ struct Shape {
   static constexpr int G = G_, K = K_, threads = threads_, groups = threads / G;
 };
 
-// Sums over the G threads of a row; every thread of the block takes part. Sums in a row alternate between two rooms, which saves a barrier.
+// Sums over the G threads of a row; every thread of the block takes part. Successive sums alternate between two places in shared memory,
+// which saves a barrier.
 template <int G>
-__device__ __forceinline__ float group_sum(float v, float (&room)[2][32], int& turn) {
+__device__ __forceinline__ float group_sum(float v, float (&warp_sums)[2][32], int& side) {
   v = warp_sum(v);
   if constexpr (G > 32) {
-    float* r = room[turn ^= 1];
+    side ^= 1;
+    float* r = warp_sums[side];
     if (threadIdx.x % 32 == 0) r[threadIdx.x / 32] = v;
     __syncthreads();
     const int first = threadIdx.x / G * (G / 32);
@@ -63,6 +65,8 @@ struct HardTanhMap {
 template <class T, class M>
 using Fast = std::conditional_t<std::is_same_v<T, bf16> && std::is_same_v<M, TanhMap>, HardTanhMap, M>;
 
+__device__ __forceinline__ float4 add(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+
 template <class T>
 struct Matrix {
   T* data;
@@ -78,8 +82,8 @@ template <class T, class M, class S, bool Plain>
 __global__ void __launch_bounds__(S::threads, Plain&& S::K == 4 ? 1024 / S::threads : 1)
     forward_kernel(NormParams p, Matrix<T> x, Matrix<T> add, Matrix<T> sum, Matrix<T> z) {
   constexpr int V = Vec<T>::n, G = S::G, K = S::K;
-  __shared__ float room[2][32];
-  int turn = 0;
+  __shared__ float warp_sums[2][32];
+  int side = 0;
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * S::groups + threadIdx.x / G;
   const bool live = row < p.n;
   uint4 raw[K];
@@ -112,7 +116,7 @@ __global__ void __launch_bounds__(S::threads, Plain&& S::K == 4 ? 1024 / S::thre
   for (int k = 0; k < K; ++k)
     if (const int col = column<T, G>(k); col < p.c) load_params<V>(p.gamma, col, gamma[k]);
   const float shift = p.shift ? *p.shift : 0.f, inv = 1.f / static_cast<float>(p.c);
-  const bool centred = !Plain && (p.stat == Stat::mean_var || p.stat == Stat::mean_std);
+  const bool centred = !Plain && is_centred(p.stat);
   RowStats stats = live && p.stat == Stat::given ? kept_stats(p, row) : RowStats{0, 0};
   float s0 = 0, s1 = 0;
   if (centred) {
@@ -123,7 +127,7 @@ __global__ void __launch_bounds__(S::threads, Plain&& S::K == 4 ? 1024 / S::thre
 #pragma unroll
       for (int i = 0; i < V; ++i) s1 += v[i];
     }
-    s1 = group_sum<G>(s1, room, turn) * inv;
+    s1 = group_sum<G>(s1, warp_sums, side) * inv;
   }
   if (p.stat == Stat::rms || centred || (!Plain && p.aux != 0)) {
 #pragma unroll
@@ -134,7 +138,7 @@ __global__ void __launch_bounds__(S::threads, Plain&& S::K == 4 ? 1024 / S::thre
 #pragma unroll
       for (int i = 0; i < V; ++i) s0 += (v[i] - mean) * (v[i] - mean);
     }
-    s0 = group_sum<G>(s0, room, turn) * inv;
+    s0 = group_sum<G>(s0, warp_sums, side) * inv;
   }
   if (!Plain && p.gate) {
 #pragma unroll
@@ -146,7 +150,7 @@ __global__ void __launch_bounds__(S::threads, Plain&& S::K == 4 ? 1024 / S::thre
 #pragma unroll
         for (int i = 0; i < V; ++i) s1 += v[i] * b[i];
       }
-    s1 = group_sum<G>(s1, room, turn);
+    s1 = group_sum<G>(s1, warp_sums, side);
   }
   if (!live) return;
   if (p.stat != Stat::given) stats = {s0, s1};
@@ -164,27 +168,32 @@ __global__ void __launch_bounds__(S::threads, Plain&& S::K == 4 ? 1024 / S::thre
 #pragma unroll
     for (int i = 0; i < V; ++i) {
       const float g = gamma[k][i] + (!Plain && p.gate ? t * extra[i] : 0.f);
-      v[i] = g * M::value(r.a * (v[i] - r.mean) + shift) + (!Plain && p.beta ? extra[i] : 0.f);
+      v[i] = p.out_factor * (g * M::value(r.a * (v[i] - r.mean) + shift) + (!Plain && p.beta ? extra[i] : 0.f));
     }
     *reinterpret_cast<uint4*>(z.data + row * z.ld + col) = Vec<T>::pack(v);
   }
 }
 
-// W: how many column sums are wanted: dγ; dγ and dβ; dγ, dg and db. part [blocks, W, C], scalars [blocks, kScalars].
+// W: how many column sums are wanted: dγ; dγ and dβ; dγ, dg and db. part [blocks, W, C], scalars [blocks, kScalars]. The constant output
+// factor is in γ and g from the start; the sums that hold neither get it in columns_kernel.
 template <class T, class M, class S, int W>
 __global__ void __launch_bounds__(S::threads, W == 1 && S::K == 2 ? 512 / S::threads : 1)
     backward_kernel(NormParams p, Matrix<T> x, Matrix<T> dz, Matrix<T> dx, bool accumulate, float* part, float* scalars) {
   constexpr int V = Vec<T>::n, G = S::G, K = S::K, groups = S::groups;
-  __shared__ float room[2][32];
-  extern __shared__ float meet[];  // [C], where several groups meet
-  int turn = 0;
+  __shared__ float warp_sums[2][32];
+  extern __shared__ float column_sums[];  // [C], of the groups so far where a block has several
+  int side = 0;
   const bool first = threadIdx.x % G == 0;
   const float shift = p.shift ? *p.shift : 0.f;
   float acc[W][K][V] = {}, gamma[K][V] = {};
-  Scalars total;
+  RowScalars total;
 #pragma unroll
   for (int k = 0; k < K; ++k)
-    if (const int col = column<T, G>(k); col < p.c) load_params<V>(p.gamma, col, gamma[k]);
+    if (const int col = column<T, G>(k); col < p.c) {
+      load_params<V>(p.gamma, col, gamma[k]);
+#pragma unroll
+      for (int i = 0; i < V; ++i) gamma[k][i] *= p.out_factor;
+    }
 
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * groups;
   std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * groups + threadIdx.x / G;
@@ -230,21 +239,22 @@ __global__ void __launch_bounds__(S::threads, W == 1 && S::K == 2 ? 512 / S::thr
         acc[0][k][i] += d * y;
         if constexpr (W == 2) acc[1][k][i] += d;
         if constexpr (W == 3) {
-          gain += t * gates[i];
+          const float gate = p.out_factor * gates[i];
+          gain += t * gate;
           acc[1][k][i] += t * d * y;
-          dt += d * y * gates[i];
+          dt += d * y * gate;
         }
         g[k][i] = gain * d * M::slope(u, y);
         sum1 += g[k][i] * centred;
         sum0 += g[k][i];
       }
     }
-    if (p.stat != Stat::none || p.scale) sum1 = group_sum<G>(sum1, room, turn);
-    if (p.stat == Stat::mean_var || p.shift) sum0 = group_sum<G>(sum0, room, turn);
+    if (p.stat != Stat::none || p.scale) sum1 = group_sum<G>(sum1, warp_sums, side);
+    if (p.stat == Stat::mean_var || p.shift) sum0 = group_sum<G>(sum0, warp_sums, side);
     float dp = 0;
-    if constexpr (W == 3) dp = group_sum<G>(dt, room, turn) * (1 - t * t);
+    if constexpr (W == 3) dp = group_sum<G>(dt, warp_sums, side) * (1 - t * t);
     if (!live) continue;
-    const Reach reach = statistic_backward(p, row, stats, r, sum1, sum0, first, total);
+    const StatisticGradient through = statistic_backward(p, row, stats, r, RowSums{sum1, sum0}, first, total);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       const int col = column<T, G>(k);
@@ -254,7 +264,7 @@ __global__ void __launch_bounds__(S::threads, W == 1 && S::K == 2 ? 512 / S::thr
       if constexpr (W == 3) load_params<V>(p.direction, col, b);
 #pragma unroll
       for (int i = 0; i < V; ++i) {
-        out[i] += r.a * g[k][i] + reach.slope * v[k][i] + reach.level;
+        out[i] += r.a * g[k][i] + through.slope * v[k][i] + through.level;
         if constexpr (W == 3) {
           out[i] += dp * b[i];
           acc[2][k][i] += dp * v[k][i];
@@ -277,16 +287,16 @@ __global__ void __launch_bounds__(S::threads, W == 1 && S::K == 2 ? 512 / S::thr
           for (int i = 0; i < V; i += 4) {
             float4 s = make_float4(acc[w][k][i], acc[w][k][i + 1], acc[w][k][i + 2], acc[w][k][i + 3]);
             if (group > 0) {
-              const float4 m = *reinterpret_cast<const float4*>(meet + col + i);
-              s.x += m.x, s.y += m.y, s.z += m.z, s.w += m.w;
+              const float4 m = *reinterpret_cast<const float4*>(column_sums + col + i);
+              s = add(s, m);
             }
-            *reinterpret_cast<float4*>((group == groups - 1 ? to : meet) + col + i) = s;
+            *reinterpret_cast<float4*>((group == groups - 1 ? to : column_sums) + col + i) = s;
           }
     }
   }
-  float sums[kScalars] = {total.scale, total.shift, total.tilt, total.weight};
+  float sums[kScalars] = {total.scale, total.shift, total.ms_correction, total.constant_correction};
 #pragma unroll
-  for (int k = 0; k < kScalars; ++k) sums[k] = group_sum<S::threads>(sums[k], room, turn);
+  for (int k = 0; k < kScalars; ++k) sums[k] = group_sum<S::threads>(sums[k], warp_sums, side);
   if (threadIdx.x == 0)
 #pragma unroll
     for (int k = 0; k < kScalars; ++k) scalars[blockIdx.x * kScalars + k] = sums[k];
@@ -299,53 +309,48 @@ __device__ void add_scalar_sums(const float* sums, std::int64_t count, int k, in
   s = warp_sum(s);
   if (lane == 0) *to += static_cast<float>(s);
 }
-__global__ void scalars_kernel(const float* sums, std::int64_t count, float* scale, float* shift, float* tilt, float* weight) {
-  float* to[kScalars] = {scale, shift, tilt, weight};
-  add_scalar_sums(sums, count, threadIdx.x / 32, threadIdx.x % 32, to[threadIdx.x / 32]);
+__global__ void scalars_kernel(const float* sums, std::int64_t count, ScalarTargets targets) {
+  add_scalar_sums(sums, count, threadIdx.x / 32, threadIdx.x % 32, targets.to[threadIdx.x / 32]);
 }
+
+// Where the column sums go, and the factor they still lack.
+struct ColumnTargets {
+  float* to[3];
+  float factor[3];
+};
 
 // Adds the blocks' column sums to the gradients, every column in the same order every time; the last block of x adds the scalars.
 // Four columns a thread, 8 such threads and 32 slices of the blocks.
 __global__ void __launch_bounds__(256)
-    columns_kernel(const float* part, int blocks, int wanted, int c, float* first, float* second, float* third, const float* scalars,
-                   float* scale, float* shift, float* tilt, float* weight) {
-  __shared__ float4 room[32][9];
+    columns_kernel(const float* part, int blocks, int wanted, int c, ColumnTargets columns, const float* scalars, ScalarTargets targets) {
+  __shared__ float4 slices[32][9];
   if (blockIdx.x == gridDim.x - 1) {
-    float* to[kScalars] = {scale, shift, tilt, weight};
     const int warp = (threadIdx.y * 8 + threadIdx.x) / 32;
-    if (blockIdx.y == 0 && warp < kScalars) add_scalar_sums(scalars, blocks, warp, (threadIdx.y * 8 + threadIdx.x) % 32, to[warp]);
+    if (blockIdx.y == 0 && warp < kScalars) add_scalar_sums(scalars, blocks, warp, (threadIdx.y * 8 + threadIdx.x) % 32, targets.to[warp]);
     return;
   }
   const int j = (blockIdx.x * 8 + threadIdx.x) * 4, w = blockIdx.y;
-  float* to = w == 0 ? first : w == 1 ? second : third;
+  float* to = columns.to[w];
   if (!to) return;
   float4 s = make_float4(0, 0, 0, 0);
   if (j < c)
 #pragma unroll 4
     for (int b = threadIdx.y; b < blocks; b += 32) {
       const float4 v = *reinterpret_cast<const float4*>(part + (static_cast<std::int64_t>(b) * wanted + w) * c + j);
-      s.x += v.x, s.y += v.y, s.z += v.z, s.w += v.w;
+      s = add(s, v);
     }
-  room[threadIdx.y][threadIdx.x] = s;
+  slices[threadIdx.y][threadIdx.x] = s;
   __syncthreads();
   if (threadIdx.y != 0 || j >= c) return;
   for (int k = 1; k < 32; ++k) {
-    const float4 v = room[k][threadIdx.x];
-    s.x += v.x, s.y += v.y, s.z += v.z, s.w += v.w;
+    const float4 v = slices[k][threadIdx.x];
+    s = add(s, v);
   }
-  to[j] += s.x, to[j + 1] += s.y, to[j + 2] += s.z, to[j + 3] += s.w;
-}
-
-// The auxiliary loss of all rows, by one block: the same bits in every run.
-__global__ void aux_kernel(NormParams p) {
-  __shared__ double room[33];
-  double s = 0;
-  for (std::int64_t row = threadIdx.x; row < p.n; row += blockDim.x) {
-    const float gap = logf(given_square(p, p.ms[row]) + 1e-8f) - logf(p.exact[row] + 1e-8f);
-    s += static_cast<double>(gap) * gap;
-  }
-  s = block_sum(s, room);
-  if (threadIdx.x == 0) *p.aux_loss += static_cast<float>(s);
+  const float factor = columns.factor[w];
+  to[j] += factor * s.x;
+  to[j + 1] += factor * s.y;
+  to[j + 2] += factor * s.z;
+  to[j + 3] += factor * s.w;
 }
 
 constexpr int kWidest = 1024;  // pieces of 16 bytes in a row
@@ -397,18 +402,17 @@ void launch_backward(const NormParams& p, const NormGrads& grads, const NormBack
     float* part = static_cast<float*>(scratch((columns + static_cast<std::size_t>(blocks) * kScalars) * sizeof(float)));
     kernel<<<blocks, S::threads, shared, stream()>>>(p, matrix<T>(call.x), matrix<T>(call.dz), matrix<T>(call.dx), call.accumulate, part,
                                                      part + columns);
-    columns_kernel<<<dim3(blocks_for(p.c, 32) + 1, W), dim3(8, 32), 0, stream()>>>(
-        part, blocks, W, p.c, pointer(grads.gamma), W == 3 ? pointer(grads.gate) : pointer(grads.beta), pointer(grads.direction),
-        part + columns, pointer(grads.scale), pointer(grads.shift), call.given ? pointer(call.given->dtilt) : nullptr,
-        call.given ? pointer(call.given->dweight) : nullptr);
+    const ColumnTargets targets{{pointer(grads.gamma), W == 3 ? pointer(grads.gate) : pointer(grads.beta), pointer(grads.direction)},
+                                {p.out_factor, p.out_factor, 1}};
+    columns_kernel<<<dim3(blocks_for(p.c, 32) + 1, W), dim3(8, 32), 0, stream()>>>(part, blocks, W, p.c, targets, part + columns,
+                                                                                   scalar_targets(grads, call.given));
   });
 }
 
 }  // namespace
 
-void add_scalars(const float* sums, std::int64_t count, const NormGrads& grads, const Given* given) {
-  scalars_kernel<<<1, 32 * kScalars, 0, stream()>>>(sums, count, pointer(grads.scale), pointer(grads.shift),
-                                                    given ? pointer(given->dtilt) : nullptr, given ? pointer(given->dweight) : nullptr);
+void add_scalars(const float* sums, std::int64_t count, const ScalarTargets& targets) {
+  scalars_kernel<<<1, 32 * kScalars, 0, stream()>>>(sums, count, targets);
 }
 
 void norm(const NormSite& site, const NormForward& call) {
@@ -423,15 +427,12 @@ void norm(const NormSite& site, const NormForward& call) {
       const bool plain = (p.stat == Stat::rms || p.stat == Stat::given || p.stat == Stat::none) && !p.gate && !p.beta && p.aux == 0;
       with_forward_shape<T>(p.c, [&](auto shape) {
         using S = decltype(shape);
-        // The error function comes with β in every method.
-        auto kernel =
-            plain && !std::is_same_v<M, ErfMap> ? forward_kernel<T, M, S, !std::is_same_v<M, ErfMap>> : forward_kernel<T, M, S, false>;
+        auto kernel = plain ? forward_kernel<T, M, S, true> : forward_kernel<T, M, S, false>;
         kernel<<<blocks_for(p.n, S::groups), S::threads, 0, stream()>>>(p, matrix<T>(call.x), matrix<T>(call.add), matrix<T>(call.sum),
                                                                         matrix<T>(call.z));
       });
     });
   });
-  if (p.aux != 0 && p.aux_loss) aux_kernel<<<1, 1024, 0, stream()>>>(p);
   check_launch("norm");
 }
 
@@ -443,13 +444,12 @@ void norm_backward(const NormSite& site, const NormGrads& grads, const NormBackw
     using T = decltype(t);
     if (!fits<T>(p.c, site) || !aligned16(call.x) || !aligned16(call.dz) || !aligned16(call.dx))
       return norm_backward_rows(site, grads, call);
-    // Only these combinations of map and column sums exist in the family.
     if (site.gate) return launch_backward<T, IdMap, 3>(p, grads, call);
-    if (site.map == Map::tanh && !site.beta) return launch_backward<T, Fast<T, TanhMap>, 1>(p, grads, call);
-    if (site.map == Map::id && !site.beta) return launch_backward<T, IdMap, 1>(p, grads, call);
-    if (site.map == Map::id) return launch_backward<T, IdMap, 2>(p, grads, call);
-    if (site.map == Map::erf) return launch_backward<T, ErfMap, 2>(p, grads, call);
-    return norm_backward_rows(site, grads, call);
+    dispatch_map(site.map, [&](auto m) {
+      using M = Fast<T, decltype(m)>;
+      if (site.beta) return launch_backward<T, M, 2>(p, grads, call);
+      return launch_backward<T, M, 1>(p, grads, call);
+    });
   });
   check_launch("norm_backward");
 }

@@ -1,4 +1,4 @@
-// The norm family: z = γ ⊙ f(a·x + c) + β with a per-token scale a made from a statistic, and an element-wise map f.
+// The norm family: z = out_factor · (γ ⊙ f(a·x + c) + β) with a per-token scale a made from a statistic, and an element-wise map f.
 // One kernel family, templated on statistic × map, serves every method (methods.h says which method is which).
 #pragma once
 
@@ -21,12 +21,13 @@ struct NormSite {
   Map map = Map::id;
   float factor = 1;  // the constant part of a: 1/κ, 1/√ℓ
   float eps = 1e-5f;
-  Tensor gamma;      // [C]
-  Tensor beta;       // [C] or empty
-  Tensor scale;      // λ or α, [1] or empty (= 1)
-  Tensor shift;      // σ, [1] or empty
-  Tensor gate;       // SeeDNorm's g, [C] or empty: γ becomes tanh(x·b)·g + γ
-  Tensor direction;  // SeeDNorm's b, [C]
+  float out_factor = 1;  // constant, outside the map; of β too
+  Tensor gamma;          // [C]
+  Tensor beta;           // [C] or empty
+  Tensor scale;          // λ or α, [1] or empty (= 1)
+  Tensor shift;          // σ, [1] or empty
+  Tensor gate;           // SeeDNorm's g, [C] or empty: γ becomes tanh(x·b)·g + γ
+  Tensor direction;      // SeeDNorm's b, [C]
 };
 
 // Where the gradients of a site's parameters are added; fp32, empty = not wanted.
@@ -34,18 +35,17 @@ struct NormGrads {
   Tensor gamma, beta, scale, shift, gate, direction;
 };
 
-// The second site's statistic without looking at its input: s̃² = calibration · (ms·(1 + tilt) + weight·C).
+// The second site's statistic without looking at its input: s̃² = calibration · (ms·(1 + ms_correction) + constant_correction·C).
 struct Given {
-  Tensor ms;            // [N] mean of squares of the block's input, kept by site 1
-  Tensor constant;      // [1] C of this layer
-  Tensor tilt, weight;  // [1] learned corrections, or empty (0 and 1)
+  Tensor ms;                                  // [N] mean of squares of the block's input, kept by site 1
+  Tensor constant;                            // [1] C of this layer
+  Tensor ms_correction, constant_correction;  // [1] learned, or empty (0 and 1)
   float calibration = 1;
-  Tensor dtilt, dweight;  // += in the backward; empty = not wanted
-  Tensor dms;             // [N] written in the backward: what flows back to the block's input; empty = stopped
+  Tensor dms_correction, dconstant_correction;  // += in the backward; empty = not wanted
+  Tensor dms;                                   // [N] written in the backward: what flows back to the block's input; empty = stopped
   // Auxiliary loss aux · (log(s̃²+1e-8) − log(rms(x')²+1e-8))² per token, gradient only; needs `exact`, written by the forward.
   float aux = 0;
-  Tensor exact;     // [N] mean of squares of the site's own input; empty when aux is off
-  Tensor aux_loss;  // [1] += Σ (log s̃² − log rms²)² in the forward, without the factor; may be empty
+  Tensor exact;  // [N] mean of squares of the site's own input; empty when aux is off
 };
 
 struct NormForward {
@@ -55,6 +55,7 @@ struct NormForward {
   Tensor z;      // [N,C]
   Tensor stats;  // fp32 [2,N], for the backward: mean of squares (rms) or variance; mean, or SeeDNorm's x·b. Empty: not kept
   const Given* given = nullptr;
+  std::size_t past_cache_bytes = std::size_t{256} << 20;  // CPU: outputs this large are written past the cache
 };
 
 struct NormBackward {
@@ -70,7 +71,8 @@ struct NormBackward {
 void norm(const NormSite& site, const NormForward& call);
 void norm_backward(const NormSite& site, const NormGrads& grads, const NormBackward& call);
 
-// C [1] = c_attn · (factor·scale)² · (gamma ? mean γ² : 1): the constant of the approximation, from the first site.
+// C [1] = c_attn · (factor·scale)² · (gamma ? mean γ² : 1): the constant of the approximation, from the first site. factor is the product
+// of the site's constant factors, inside the map and outside (factor · out_factor).
 void norm_constant(const Tensor& c_attn, const Tensor& scale, float factor, const Tensor& gamma, const Tensor& constant);
 
 // c_attn [1] = ‖W_V W_O‖_F² / (T·d) with grouped heads expanded: heads that share V add up in W_O first (S), then tr((W_V W_Vᵀ)(SᵀS)).

@@ -12,6 +12,7 @@
 #include "core/parallel.h"
 #include "ops/norm/maps.h"
 #include "ops/norm/norm.h"
+#include "ops/norm/statistic.h"
 
 namespace bhyt::cpu {
 
@@ -27,11 +28,11 @@ void fetch(const T* x, std::int64_t n) {
 }
 
 #if defined(__SSE2__)
-// A tensor of this size has left every cache before anyone reads it. Written past the cache, its old contents are not read first.
-constexpr std::size_t kPastCache = std::size_t{256} << 20;
-bool past_cache(const Tensor& t, std::size_t element) {
+// A tensor as large as `from` bytes has left every cache before anyone reads it. Written past the cache, its old contents are not read
+// first.
+bool past_cache(const Tensor& t, std::size_t element, std::size_t from) {
   const auto bytes = static_cast<std::size_t>(t.rows() * t.cols()) * element;
-  return bytes >= kPastCache && (reinterpret_cast<std::uintptr_t>(t.data) | static_cast<std::size_t>(t.ld) * element) % 16 == 0;
+  return bytes >= from && (reinterpret_cast<std::uintptr_t>(t.data) | static_cast<std::size_t>(t.ld) * element) % 16 == 0;
 }
 template <class T>
 void write_past_cache(const T* from, T* to, std::int64_t n) {
@@ -43,7 +44,7 @@ void write_past_cache(const T* from, T* to, std::int64_t n) {
 }
 void finish_writes() { _mm_sfence(); }
 #else
-bool past_cache(const Tensor&, std::size_t) { return false; }
+bool past_cache(const Tensor&, std::size_t, std::size_t) { return false; }
 template <class T>
 void write_past_cache(const T* from, T* to, std::int64_t n) {
   std::copy_n(from, n, to);
@@ -51,55 +52,39 @@ void write_past_cache(const T* from, T* to, std::int64_t n) {
 void finish_writes() {}
 #endif
 
-float scalar(const Tensor& t, float otherwise) { return t ? *t.as<float>() : otherwise; }
-float* floats(const Tensor& t) { return t ? t.as<float>() : nullptr; }
+// A vector of parameters times the site's constant output factor; the vector itself where that is 1.
+class Scaled {
+ public:
+  Scaled(const float* v, std::int64_t c, float factor) : values_(v) {
+    if (!v || factor == 1) return;
+    copy_.assign(v, v + c);
+    for (float& e : copy_) e *= factor;
+    values_ = copy_.data();
+  }
+  const float* get() const { return values_; }
 
-// What a token's row is multiplied and shifted by: u = a·(x − mean) + shift; unit is a without factor and learned scale.
-struct RowScale {
-  float a, mean, unit;
+ private:
+  std::vector<float> copy_;
+  const float* values_;
 };
 
-// Everything a kernel needs of a site, as plain numbers and pointers.
-struct Site {
-  std::int64_t n, c;
-  Stat stat;
-  float k, factor, eps, shift;  // k = factor·scale
-  const float *gamma, *beta, *gate, *direction;
-  const Given* given;
-  float given_constant, given_tilt, given_weight;
+// What the loops need of a site. The output factor is in γ, β and SeeDNorm's gate, where it costs nothing per element.
+struct Site : NormParams {
+  Scaled scaled_gamma, scaled_beta, scaled_gate;
+  float shift_value;
 
-  Site(const NormSite& s, const Tensor& x, const Given* g)
-      : n(x.rows()),
-        c(x.cols()),
-        stat(s.stat),
-        k(s.factor * scalar(s.scale, 1)),
-        factor(s.factor),
-        eps(s.eps),
-        shift(scalar(s.shift, 0)),
-        gamma(floats(s.gamma)),
-        beta(floats(s.beta)),
-        gate(floats(s.gate)),
-        direction(floats(s.direction)),
-        given(g),
-        given_constant(g ? scalar(g->constant, 0) : 0),
-        given_tilt(g ? scalar(g->tilt, 0) : 0),
-        given_weight(g ? scalar(g->weight, 1) : 1) {}
-
-  float given_ms(std::int64_t row) const {
-    return given->calibration * (given->ms.as<float>()[row] * (1 + given_tilt) + given_weight * given_constant);
+  Site(const NormSite& s, const Tensor& x, const Tensor& kept, const Given* g)
+      : NormParams(make_params(s, x, kept, g)),
+        scaled_gamma(gamma, c, out_factor),
+        scaled_beta(beta, c, out_factor),
+        scaled_gate(gate, c, out_factor),
+        shift_value(value_or(shift, 0)) {
+    gamma = scaled_gamma.get();
+    beta = scaled_beta.get();
+    gate = scaled_gate.get();
   }
-  // From the two kept statistics of a row: (mean square or variance, mean).
-  RowScale scale(float s0, float s1, std::int64_t row) const {
-    float unit = 1;
-    switch (stat) {
-      case Stat::none: break;
-      case Stat::rms:
-      case Stat::mean_var: unit = 1 / std::sqrt(s0 + eps); break;
-      case Stat::mean_std: unit = 1 / (std::sqrt(s0 + eps) + factor * std::fabs(s1)); break;
-      case Stat::given: unit = 1 / std::sqrt(given_ms(row) + eps); break;
-    }
-    return {k * unit, stat == Stat::mean_var ? s1 : 0, unit};
-  }
+  Site(const Site&) = delete;
+  Site& operator=(const Site&) = delete;
 };
 
 // Sums side by side: enough to hide the latency of an addition, and the same bits for every vector width.
@@ -138,11 +123,6 @@ BHYT_BOTH void map_loop(const T* x, T* z, std::int64_t c, RowScale s, float shif
     for (std::int64_t j = 0; j < c; ++j) z[j] = from_float<T>(gamma[j] * map.value(s.a * (to_float(x[j]) - s.mean) + shift));
   }
 }
-
-// Per-row sums of the backward: Σ du·(x−mean), Σ du.
-struct RowSums {
-  float s1 = 0, s0 = 0;
-};
 
 // du = γ·dz·f'(u) into du; γ's and β's gradients into dgamma and dbeta.
 template <class M, class T>
@@ -251,16 +231,12 @@ BHYT_ROWS(bf16)
 template <class M, class T>
 using RowMap = std::conditional_t<std::is_same_v<M, TanhMap> && std::is_same_v<T, bf16>, ShortTanhMap, M>;
 
-// The statistics of one row: (mean square or variance, mean or x·b).
-struct RowStats {
-  float s0 = 0, s1 = 0;
-};
 template <class T>
-RowStats row_stats(const Site& s, const T* x) {
+RowStats row_stats(const Site& s, const T* x, std::int64_t row) {
   const float inv = 1.0f / static_cast<float>(s.c);
   switch (s.stat) {
-    case Stat::none:
-    case Stat::given: return {};
+    case Stat::none: return {};
+    case Stat::given: return kept_stats(s, row);
     case Stat::rms: return {sum_of_squares(x, s.c, 0) * inv, s.gate ? dot(x, s.direction, s.c) : 0};
     case Stat::mean_var:
     case Stat::mean_std: {
@@ -272,9 +248,9 @@ RowStats row_stats(const Site& s, const T* x) {
 }
 
 template <class T, class M>
-void forward_rows(const Site& s, const NormForward& call, std::int64_t begin, std::int64_t end, double& aux) {
-  float* stats = floats(call.stats);
-  const bool past_sum = call.add && past_cache(call.sum, sizeof(T)), past_z = past_cache(call.z, sizeof(T));
+void forward_rows(const Site& s, const NormForward& call, std::int64_t begin, std::int64_t end) {
+  const bool past_sum = call.add && past_cache(call.sum, sizeof(T), call.past_cache_bytes);
+  const bool past_z = past_cache(call.z, sizeof(T), call.past_cache_bytes);
   std::vector<T> row(static_cast<std::size_t>(past_sum ? s.c : 0));
   T piece[kPiece];
   for (std::int64_t i = begin; i < end; ++i) {
@@ -286,15 +262,9 @@ void forward_rows(const Site& s, const NormForward& call, std::int64_t begin, st
       if (past_sum) write_past_cache(sum, to, s.c);
       x = sum;
     }
-    const RowStats r = row_stats(s, x);
-    if (stats && s.stat != Stat::given && s.stat != Stat::none) stats[i] = r.s0, stats[s.n + i] = r.s1;
-    if (s.given && s.given->aux != 0) {
-      const float exact = sum_of_squares(x, s.c, 0) / static_cast<float>(s.c);
-      s.given->exact.as<float>()[i] = exact;
-      const double gap = std::log(s.given_ms(i) + 1e-8) - std::log(exact + 1e-8);
-      aux += gap * gap;
-    }
-    const RowScale scale = s.scale(r.s0, r.s1, i);
+    const RowStats r = row_stats(s, x, i);
+    keep_stats(s, i, r, s.aux != 0 ? sum_of_squares(x, s.c, 0) / static_cast<float>(s.c) : 0);
+    const RowScale scale = row_scale(s, r);
     const float t = s.gate ? std::tanh(r.s1) : 0;
     // The next row comes while this one is mapped.
     for (std::int64_t j = 0; j < s.c; j += kPiece) {
@@ -305,7 +275,7 @@ void forward_rows(const Site& s, const NormForward& call, std::int64_t begin, st
       if (s.gate)
         gated_row(x + j, z, n, scale.a, t, s.gamma + j, s.gate + j);
       else
-        map_row(RowMap<M, T>{}, x + j, z, n, scale, s.shift, s.gamma + j, s.beta ? s.beta + j : nullptr);
+        map_row(RowMap<M, T>{}, x + j, z, n, scale, s.shift_value, s.gamma + j, s.beta ? s.beta + j : nullptr);
       if (past_z) write_past_cache(z, to, n);
     }
   }
@@ -315,50 +285,8 @@ void forward_rows(const Site& s, const NormForward& call, std::int64_t begin, st
 // The sums over rows that one block of rows collects.
 struct Partial {
   std::unique_ptr<float[]> columns;  // dγ, dβ, dg, db: [4, C]
-  double scale = 0, shift = 0, tilt = 0, weight = 0;
+  ScalarSums<double> scalars;
 };
-
-// How the gradient of a row's scale a (s1 = da) reaches x: dx += slope·x + level; and the scalars' gradients.
-struct Reach {
-  float slope = 0, level = 0;
-};
-Reach statistic_backward(const Site& s, const NormBackward& call, Partial& p, std::int64_t i, float s0, float s1_kept, RowScale r,
-                         RowSums sums) {
-  const float inv = 1.0f / static_cast<float>(s.c);
-  p.scale += static_cast<double>(sums.s1) * s.factor * r.unit;
-  p.shift += sums.s0;
-  switch (s.stat) {
-    case Stat::none: return {};
-    case Stat::rms: {
-      float dms = -0.5f * r.a / (s0 + s.eps) * sums.s1;
-      if (call.dms) dms += call.dms.as<float>()[i];
-      return {2 * dms * inv, 0};
-    }
-    case Stat::mean_var: {
-      const float slope = -r.a / (s0 + s.eps) * sums.s1 * inv;
-      return {slope, -slope * r.mean - r.a * sums.s0 * inv};
-    }
-    case Stat::mean_std: {
-      const float sd = std::sqrt(s0 + s.eps), denominator = sd + s.factor * std::fabs(s1_kept), dd = -r.a / denominator * sums.s1;
-      const float slope = dd / sd * inv, sign = s1_kept > 0 ? 1.0f : s1_kept < 0 ? -1.0f : 0.0f;
-      return {slope, -slope * s1_kept + s.factor * sign * dd * inv};
-    }
-    case Stat::given: {
-      const float v = s.given_ms(i);
-      float dv = -0.5f * r.a / (v + s.eps) * sums.s1;
-      if (s.given->aux != 0) {
-        const double exact = s.given->exact.as<float>()[i];
-        dv += static_cast<float>(s.given->aux * 2 * (std::log(v + 1e-8) - std::log(exact + 1e-8)) / (v + 1e-8));
-      }
-      const float dc = dv * s.given->calibration;
-      if (s.given->dms) s.given->dms.as<float>()[i] = dc * (1 + s.given_tilt);
-      p.tilt += static_cast<double>(dc) * s.given->ms.as<float>()[i];
-      p.weight += static_cast<double>(dc) * s.given_constant;
-      return {};
-    }
-  }
-  return {};
-}
 
 template <class T, class M>
 void backward_rows(const Site& s, const NormBackward& call, std::int64_t begin, std::int64_t end, Partial& p) {
@@ -366,12 +294,11 @@ void backward_rows(const Site& s, const NormBackward& call, std::int64_t begin, 
   float* du = buffer.data();
   p.columns = std::make_unique<float[]>(static_cast<std::size_t>(4 * s.c));
   float *dgamma = p.columns.get(), *dbeta = s.beta ? dgamma + s.c : nullptr, *dgate = dgamma + 2 * s.c, *ddirection = dgamma + 3 * s.c;
-  const float* stats = floats(call.stats);
   for (std::int64_t i = begin; i < end; ++i) {
     const T *x = call.x.as<T>() + i * call.x.ld, *dz = call.dz.as<T>() + i * call.dz.ld;
-    const float s0 = stats ? stats[i] : 0, s1 = stats ? stats[s.n + i] : 0;
-    const RowScale r = s.scale(s0, s1, i);
-    const float t = s.gate ? std::tanh(s1) : 0;
+    const RowStats stats = kept_stats(s, i);
+    const RowScale r = row_scale(s, stats);
+    const float t = s.gate ? std::tanh(stats.s1) : 0;
     T* dx = call.dx.as<T>() + i * call.dx.ld;
     RowSums sums;
     if (s.gate) {
@@ -381,12 +308,12 @@ void backward_rows(const Site& s, const NormBackward& call, std::int64_t begin, 
         const std::int64_t n = std::min(kPiece, s.c - j);
         if (call.accumulate) fetch(dx + j, n);
         const RowSums part =
-            slope_row(RowMap<M, T>{}, x + j, dz + j, du + j, n, r, s.shift, s.gamma + j, dgamma + j, dbeta ? dbeta + j : nullptr);
+            slope_row(RowMap<M, T>{}, x + j, dz + j, du + j, n, r, s.shift_value, s.gamma + j, dgamma + j, dbeta ? dbeta + j : nullptr);
         sums.s1 += part.s1;
         sums.s0 += part.s0;
       }
     }
-    const Reach reach = statistic_backward(s, call, p, i, s0, s1, r, sums);
+    const StatisticGradient through = statistic_backward(s, i, stats, r, sums, true, p.scalars);
     if (s.gate) {  // x·b reaches every element through b: folded into du, so that dx is rounded once
       const float dp = sums.s0 * (1 - t * t);
       axpy(dp / r.a, s.direction, du, s.c);
@@ -394,19 +321,23 @@ void backward_rows(const Site& s, const NormBackward& call, std::int64_t begin, 
     }
     for (std::int64_t j = 0; j < s.c; j += kPiece) {
       const std::int64_t n = std::min(kPiece, s.c - j);
-      if (i + 1 < end) fetch(x + call.x.ld + j, n), fetch(dz + call.dz.ld + j, n);
-      input_row(du + j, x + j, n, r.a, reach.slope, reach.level, call.accumulate, dx + j);
+      if (i + 1 < end) {
+        fetch(x + call.x.ld + j, n);
+        fetch(dz + call.dz.ld + j, n);
+      }
+      input_row(du + j, x + j, n, r.a, through.slope, through.level, call.accumulate, dx + j);
     }
   }
 }
 
-void add_columns(const std::vector<Partial>& parts, std::int64_t which, std::int64_t c, const Tensor& to) {
+// to += factor · Σ over the parts of one of their column sums.
+void add_columns(const std::vector<Partial>& parts, std::int64_t which, std::int64_t c, float factor, const Tensor& to) {
   if (!to) return;
   float* out = to.as<float>();
   parallel_for(c, 256, [&](std::int64_t begin, std::int64_t end) {
     std::vector<float> sum(static_cast<std::size_t>(end - begin));
     for (const Partial& p : parts) axpy(1, p.columns.get() + which * c + begin, sum.data(), end - begin);
-    axpy(1, sum.data(), out + begin, end - begin);
+    axpy(factor, sum.data(), out + begin, end - begin);
   });
 }
 
@@ -414,44 +345,54 @@ void add_scalar(const Tensor& to, double value) {
   if (to) *to.as<float>() += static_cast<float>(value);
 }
 
+void add_scalars(const std::vector<Partial>& parts, const NormGrads& grads, const Given* given) {
+  ScalarSums<double> total;
+  for (const Partial& p : parts) {
+    total.scale += p.scalars.scale;
+    total.shift += p.scalars.shift;
+    total.ms_correction += p.scalars.ms_correction;
+    total.constant_correction += p.scalars.constant_correction;
+  }
+  add_scalar(grads.scale, total.scale);
+  add_scalar(grads.shift, total.shift);
+  if (!given) return;
+  add_scalar(given->dms_correction, total.ms_correction);
+  add_scalar(given->dconstant_correction, total.constant_correction);
+}
+
+// Runs rows(T, M, block of rows, begin, end) for every block of kBlock rows, with the call's type and map.
+template <class F>
+void each_block(const Tensor& x, Map map, F&& rows) {
+  const std::int64_t n = x.rows();
+  parallel_tasks((n + kBlock - 1) / kBlock, [&](std::int64_t b) {
+    dispatch_float(x.dtype, [&](auto t) {
+      dispatch_map(map, [&](auto m) { rows(t, m, static_cast<std::size_t>(b), b * kBlock, std::min(n, (b + 1) * kBlock)); });
+    });
+  });
+}
+
 }  // namespace
 
 void norm(const NormSite& site, const NormForward& call) {
-  const Site s(site, call.x, call.given);
-  std::vector<double> aux(static_cast<std::size_t>((s.n + kBlock - 1) / kBlock));
-  parallel_tasks(static_cast<std::int64_t>(aux.size()), [&](std::int64_t b) {
-    dispatch_float(call.x.dtype, [&](auto t) {
-      dispatch_map(site.map, [&](auto m) {
-        forward_rows<decltype(t), decltype(m)>(s, call, b * kBlock, std::min(s.n, (b + 1) * kBlock), aux[static_cast<std::size_t>(b)]);
-      });
-    });
+  const Site s(site, call.x, call.stats, call.given);
+  each_block(call.x, site.map, [&](auto t, auto m, std::size_t, std::int64_t begin, std::int64_t end) {
+    forward_rows<decltype(t), decltype(m)>(s, call, begin, end);
   });
-  if (call.given && call.given->aux_loss)
-    for (double a : aux) add_scalar(call.given->aux_loss, a);
 }
 
 void norm_backward(const NormSite& site, const NormGrads& grads, const NormBackward& call) {
-  const Site s(site, call.x, call.given);
+  Site s(site, call.x, call.stats, call.given);
+  s.dms_in = pointer(call.dms);
   std::vector<Partial> parts(static_cast<std::size_t>((s.n + kBlock - 1) / kBlock));
-  parallel_tasks(static_cast<std::int64_t>(parts.size()), [&](std::int64_t b) {
-    dispatch_float(call.x.dtype, [&](auto t) {
-      dispatch_map(site.map, [&](auto m) {
-        backward_rows<decltype(t), decltype(m)>(s, call, b * kBlock, std::min(s.n, (b + 1) * kBlock), parts[static_cast<std::size_t>(b)]);
-      });
-    });
+  each_block(call.x, site.map, [&](auto t, auto m, std::size_t block, std::int64_t begin, std::int64_t end) {
+    backward_rows<decltype(t), decltype(m)>(s, call, begin, end, parts[block]);
   });
-  add_columns(parts, 0, s.c, grads.gamma);
-  add_columns(parts, 1, s.c, grads.beta);
-  add_columns(parts, 2, s.c, grads.gate);
-  add_columns(parts, 3, s.c, grads.direction);
-  Partial total;
-  for (const Partial& p : parts) total.scale += p.scale, total.shift += p.shift, total.tilt += p.tilt, total.weight += p.weight;
-  add_scalar(grads.scale, total.scale);
-  add_scalar(grads.shift, total.shift);
-  if (call.given) {
-    add_scalar(call.given->dtilt, total.tilt);
-    add_scalar(call.given->dweight, total.weight);
-  }
+  // dz is that of the scaled output: what the rows summed without γ, β and g still lacks the factor.
+  add_columns(parts, 0, s.c, s.out_factor, grads.gamma);
+  add_columns(parts, 1, s.c, s.out_factor, grads.beta);
+  add_columns(parts, 2, s.c, s.out_factor, grads.gate);
+  add_columns(parts, 3, s.c, 1, grads.direction);
+  add_scalars(parts, grads, call.given);
 }
 
 }  // namespace bhyt::cpu

@@ -10,7 +10,7 @@ constexpr int kThreads = 128;
 template <class T, class M>
 __global__ void forward_kernel(NormParams p, const T* x, std::int64_t ldx, const T* add, std::int64_t ldadd, T* sum, std::int64_t ldsum,
                                T* z, std::int64_t ldz) {
-  __shared__ float room[33];
+  __shared__ float warp_sums[33];
   const std::int64_t row = blockIdx.x;
   const T* v = x + row * ldx;
   if (add) {
@@ -20,20 +20,20 @@ __global__ void forward_kernel(NormParams p, const T* x, std::int64_t ldx, const
     __syncthreads();
   }
   const float inv = 1.f / static_cast<float>(p.c);
-  const bool centred = p.stat == Stat::mean_var || p.stat == Stat::mean_std;
+  const bool centred = is_centred(p.stat);
   float s0 = 0, s1 = 0;
   if (centred) {
     for (int j = threadIdx.x; j < p.c; j += kThreads) s1 += load1(v + j);
-    s1 = block_sum(s1, room) * inv;
+    s1 = block_sum(s1, warp_sums) * inv;
   }
   for (int j = threadIdx.x; j < p.c; j += kThreads) {
     const float d = load1(v + j) - (centred ? s1 : 0.f);
     s0 += d * d;
   }
-  s0 = block_sum(s0, room) * inv;
+  s0 = block_sum(s0, warp_sums) * inv;
   if (p.gate) {
     for (int j = threadIdx.x; j < p.c; j += kThreads) s1 += load1(v + j) * p.direction[j];
-    s1 = block_sum(s1, room);
+    s1 = block_sum(s1, warp_sums);
   }
   const RowStats stats = p.stat == Stat::given ? kept_stats(p, row) : RowStats{s0, s1};
   if (threadIdx.x == 0) keep_stats(p, row, stats, s0);
@@ -41,7 +41,8 @@ __global__ void forward_kernel(NormParams p, const T* x, std::int64_t ldx, const
   const float shift = p.shift ? *p.shift : 0.f, t = p.gate ? tanhf(s1) : 0.f;
   for (int j = threadIdx.x; j < p.c; j += kThreads) {
     const float gamma = p.gamma[j] + (p.gate ? t * p.gate[j] : 0.f);
-    store1(z + row * ldz + j, gamma * M::value(r.a * (load1(v + j) - r.mean) + shift) + (p.beta ? p.beta[j] : 0.f));
+    const float y = gamma * M::value(r.a * (load1(v + j) - r.mean) + shift) + (p.beta ? p.beta[j] : 0.f);
+    store1(z + row * ldz + j, p.out_factor * y);
   }
 }
 
@@ -49,7 +50,7 @@ __global__ void forward_kernel(NormParams p, const T* x, std::int64_t ldx, const
 template <class T, class M>
 __global__ void backward_kernel(NormParams p, const T* x, std::int64_t ldx, const T* dz, std::int64_t lddz, T* dx, std::int64_t lddx,
                                 bool accumulate, float* scalars, float* dps) {
-  __shared__ float room[33];
+  __shared__ float warp_sums[33];
   const std::int64_t row = blockIdx.x;
   const T *v = x + row * ldx, *g = dz + row * lddz;
   const RowStats stats = kept_stats(p, row);
@@ -60,23 +61,26 @@ __global__ void backward_kernel(NormParams p, const T* x, std::int64_t ldx, cons
     centred = load1(v + j) - r.mean;
     const float u = r.a * centred + shift;
     y = M::value(u);
-    return (p.gamma[j] + (p.gate ? t * p.gate[j] : 0.f)) * load1(g + j) * M::slope(u, y);
+    return (p.gamma[j] + (p.gate ? t * p.gate[j] : 0.f)) * (p.out_factor * load1(g + j)) * M::slope(u, y);
   };
   for (int j = threadIdx.x; j < p.c; j += kThreads) {
     float centred, y;
     const float d = du(j, centred, y);
     sum1 += d * centred;
     sum0 += d;
-    if (p.gate) dt += load1(g + j) * y * p.gate[j];
+    if (p.gate) dt += p.out_factor * load1(g + j) * y * p.gate[j];
   }
-  sum1 = block_sum(sum1, room);
-  sum0 = block_sum(sum0, room);
-  const float dp = p.gate ? block_sum(dt, room) * (1 - t * t) : 0.f;
-  Scalars total;
-  const Reach reach = statistic_backward(p, row, stats, r, sum1, sum0, threadIdx.x == 0, total);
+  sum1 = block_sum(sum1, warp_sums);
+  sum0 = block_sum(sum0, warp_sums);
+  const float dp = p.gate ? block_sum(dt, warp_sums) * (1 - t * t) : 0.f;
+  RowScalars total;
+  const StatisticGradient through = statistic_backward(p, row, stats, r, RowSums{sum1, sum0}, threadIdx.x == 0, total);
   if (threadIdx.x == 0) {
     float* to = scalars + row * kScalars;
-    to[0] = total.scale, to[1] = total.shift, to[2] = total.tilt, to[3] = total.weight;
+    to[0] = total.scale;
+    to[1] = total.shift;
+    to[2] = total.ms_correction;
+    to[3] = total.constant_correction;
     if (p.gate) dps[row] = dp;
   }
   for (int j = threadIdx.x; j < p.c; j += kThreads) {
@@ -84,14 +88,14 @@ __global__ void backward_kernel(NormParams p, const T* x, std::int64_t ldx, cons
     const float d = du(j, centred, y);
     T* to = dx + row * lddx + j;
     const float before = accumulate ? load1(to) : 0.f;
-    store1(to, before + r.a * d + reach.slope * load1(v + j) + reach.level + (p.gate ? dp * p.direction[j] : 0.f));
+    store1(to, before + r.a * d + through.slope * load1(v + j) + through.level + (p.gate ? dp * p.direction[j] : 0.f));
   }
 }
 
 template <class T, class M>
 __global__ void columns_kernel(NormParams p, const T* x, std::int64_t ldx, const T* dz, std::int64_t lddz, const float* dps, float* dgamma,
                                float* dbeta, float* dgate, float* ddirection) {
-  __shared__ float room[8][33];
+  __shared__ float slices[8][33];
   const int j = blockIdx.x * 32 + threadIdx.x;
   const float shift = p.shift ? *p.shift : 0.f;
   float sums[4] = {};
@@ -99,18 +103,21 @@ __global__ void columns_kernel(NormParams p, const T* x, std::int64_t ldx, const
     for (std::int64_t row = threadIdx.y; row < p.n; row += 8) {
       const RowStats stats = kept_stats(p, row);
       const RowScale r = row_scale(p, stats);
-      const float v = load1(x + row * ldx + j), d = load1(dz + row * lddz + j), y = M::value(r.a * (v - r.mean) + shift);
+      const float v = load1(x + row * ldx + j), d = p.out_factor * load1(dz + row * lddz + j), y = M::value(r.a * (v - r.mean) + shift);
       sums[0] += d * y;
       sums[1] += d;
-      if (p.gate) sums[2] += tanhf(stats.s1) * d * y, sums[3] += dps[row] * v;
+      if (p.gate) {
+        sums[2] += tanhf(stats.s1) * d * y;
+        sums[3] += dps[row] * v;
+      }
     }
   float* to[4] = {dgamma, dbeta, dgate, ddirection};
   for (int k = 0; k < 4; ++k) {
-    room[threadIdx.y][threadIdx.x] = sums[k];
+    slices[threadIdx.y][threadIdx.x] = sums[k];
     __syncthreads();
     if (threadIdx.y == 0 && j < p.c && to[k]) {
       float s = 0;
-      for (int i = 0; i < 8; ++i) s += room[i][threadIdx.x];
+      for (int i = 0; i < 8; ++i) s += slices[i][threadIdx.x];
       to[k][j] += s;
     }
     __syncthreads();
@@ -147,7 +154,7 @@ void norm_backward_rows(const NormSite& site, const NormGrads& grads, const Norm
                                                                               pointer(grads.gate), pointer(grads.direction));
     });
   });
-  add_scalars(scalars, p.n, grads, call.given);
+  add_scalars(scalars, p.n, scalar_targets(grads, call.given));
 }
 
 }  // namespace bhyt::cuda
