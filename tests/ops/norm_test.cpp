@@ -290,10 +290,10 @@ std::vector<Case> tests() {
                                                            {"bhyt given", plan_of("bhyt").blocks[2].site2}};
   for (const auto& [name, site] : wide)
     for (const std::int64_t cols : {512, 1000, 2048, 8192}) cases.push_back(site_case(name + " wide", site, 1, cols));
-  for (const std::int64_t cols : {512, 1000, 2048, 8192}) {
-    cases.push_back(site_case("bhyt_star wide", plan_of("bhyt_star").blocks[2].site1, cols > 1000 ? 131 : 700, cols));
-    cases.push_back(site_case("bhyt given wide", plan_of("bhyt").blocks[2].site2, cols > 1000 ? 131 : 700, cols));
-  }
+  // Many rows where the reference's differences still take seconds.
+  const SitePlan bhyt_given = plan_of("bhyt").blocks[2].site2;
+  cases.push_back(site_case("bhyt given wide", bhyt_given, 700, 512));
+  for (const std::int64_t cols : {1000, 2048, 8192}) cases.push_back(site_case("bhyt given wide", bhyt_given, 9, cols));
   for (const char* name : {"layernorm", "seednorm", "derf", "bhyt"})
     for (SitePlan site : {plan_of(name).blocks[2].site1, plan_of(name).blocks[2].site2}) {
       site.out_factor = 2.5f;
