@@ -91,8 +91,7 @@ void walk(NormConfig& c, V& v) {
   v.number("lambda_last", c.lambda_last, "the same for the final norm; 0 = end with RMSNorm", {.at_least = 0});
   v.boolean("learn_lambda", c.learn_lambda, "learn lambda");
   v.choice("gain", c.gain, kGains,
-           "initial gamma: 1, or kappa/lambda so that the output starts with unit variance (unit); fixed_unit: gamma 1, output times a "
-           "constant kappa/lambda");
+           "gamma starts at 1, or at kappa/lambda for unit variance; fixed_unit: at 1, and outputs times kappa/lambda for good");
   v.choice("depth_gain", c.depth_gain, kDepths, "initial gamma times 1/sqrt(layer)");
   v.choice("depth_factor", c.depth_factor, kDepths, "the blocks' norm outputs times 1/sqrt(layer), a constant; not with lns, which has it");
   v.choice("kappa_schedule", c.kappa_schedule, kSchedules, "kappa over depth");
