@@ -43,6 +43,7 @@ constexpr std::string_view fault(const Method& m) {
   if (m.seed && (m.map != Map::id || m.site1 != S::rms || m.site2 != S::rms)) return "a gated gamma goes with rms and the identity";
   if (m.seed && (m.beta || m.shift)) return "a gated gamma has neither beta nor shift";
   if (m.shift && m.map == Map::id) return "a shift inside the identity is a beta times gamma";
+  if (m.end == End::own && m.scale == ScaleKind::lambda) return "with lambda the end is rms_or_exact: lambda_last may be 0";
   if (m.end == End::rms_or_exact && m.scale != ScaleKind::lambda) return "lambda_last belongs to methods with lambda";
   return {};
 }
