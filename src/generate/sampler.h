@@ -22,15 +22,18 @@ class Sampler {
   std::int32_t next(const std::vector<float>& logits);
 
  private:
-  std::int32_t draw(const std::vector<float>& logits, std::int32_t best);
-
   struct Candidate {
     double weight;  // exp((logit − max) / temperature)
     std::int32_t id;
   };
+  static bool likelier(const Candidate& a, const Candidate& b);
+  const Candidate& ranked(std::size_t n);
+  std::int32_t draw(const std::vector<float>& logits, std::int32_t best);
+
   SamplerOptions options_;
   Rng rng_;
   std::vector<Candidate> candidates_;
+  std::size_t ordered_ = 0;  // this many of them are the likeliest, in order
 };
 
 }  // namespace bhyt

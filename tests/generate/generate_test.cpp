@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -57,6 +58,45 @@ TEST(Sampler, TheSeedDecides) {
   };
   EXPECT_EQ(draws(1), draws(1));
   EXPECT_NE(draws(1), draws(2));
+}
+
+// The same choice by sorting the whole vocabulary.
+std::int32_t draw_by_full_sort(const std::vector<float>& logits, const SamplerOptions& o, double uniform) {
+  struct Weighted {
+    double weight;
+    std::int32_t id;
+  };
+  std::vector<Weighted> all;
+  const double top = *std::max_element(logits.begin(), logits.end());
+  for (std::size_t i = 0; i < logits.size(); ++i)
+    all.push_back({std::exp((logits[i] - top) / o.temperature), static_cast<std::int32_t>(i)});
+  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.weight != b.weight ? a.weight > b.weight : a.id < b.id; });
+  if (o.top_k > 0) all.resize(std::min(all.size(), static_cast<std::size_t>(o.top_k)));
+  double total = 0, kept = 0;
+  for (const auto& c : all) total += c.weight;
+  std::size_t n = 0;
+  while (n < all.size() && (o.top_p == 1 || kept < o.top_p * total)) kept += all[n++].weight;
+  double left = uniform * kept;
+  for (std::size_t i = 0; i < n; ++i)
+    if ((left -= all[i].weight) < 0) return all[i].id;
+  return all[0].id;
+}
+
+TEST(Sampler, DrawsWhatAFullSortWouldDraw) {
+  for (const std::size_t vocab : {1u, 63u, 64u, 65u, 257u, 5000u})
+    for (const double spread : {0.0, 0.01, 3.0, 30.0})  // flat: far into the order; steep: the first few
+      for (const std::int64_t k : {0, 1, 40, 300})
+        for (const double p : {1.0, 0.999, 0.9, 0.3}) {
+          const SamplerOptions options{.temperature = 0.8, .top_k = k, .top_p = p, .seed = vocab};
+          Rng logits_rng(vocab + static_cast<std::uint64_t>(k)), uniform(options.seed, 0x73616d706c65ull);
+          Sampler sampler(options);
+          for (int draw = 0; draw < 5; ++draw) {
+            std::vector<float> logits(vocab);
+            for (float& l : logits) l = static_cast<float>(spread * logits_rng.normal());
+            EXPECT_EQ(sampler.next(logits), draw_by_full_sort(logits, options, uniform.uniform()))
+                << vocab << " " << spread << " " << k << " " << p << " " << draw;
+          }
+        }
 }
 
 TEST(Sampler, RefusesNonsense) {
