@@ -59,9 +59,10 @@ function(bhyt_cuda_target target kernels)
       OUTPUT ${object}
       COMMAND ${CMAKE_COMMAND} -E make_directory ${PROJECT_BINARY_DIR}/cuda
       COMMAND ${NVCC} -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr --expt-extended-lambda -Xcompiler=-fPIC ${cuda_flags} ${cuda_archs} ${cuda_warnings}
-              -I${PROJECT_SOURCE_DIR}/src -isystem ${CUDA_INCLUDE} -isystem ${CUDA_INCLUDE}/cccl -MD -MF ${object}.d -c ${kernel} -o ${object}
+              "-I$<JOIN:$<FILTER:$<TARGET_PROPERTY:${target},INCLUDE_DIRECTORIES>,INCLUDE,${PROJECT_BINARY_DIR}/include/>,;-I>" -isystem ${CUDA_INCLUDE} -isystem ${CUDA_INCLUDE}/cccl -MD -MF ${object}.d -c ${kernel} -o ${object}
       DEPENDS ${kernel}
       DEPFILE ${object}.d
+      COMMAND_EXPAND_LISTS
       COMMENT "nvcc ${name}"
       VERBATIM)
     target_sources(${target} PRIVATE ${object})

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "core/error.h"
-#include "data/hash.h"
 #include "data/token_file.h"
+#include "io/hash.h"
 #include "model/checkpoint.h"
 #include "model/checkpoint_files.h"
 #include "model/llama2c.h"

@@ -7,7 +7,7 @@
 #include "core/rng.h"
 #include "model/model.h"
 #include "ops/adamw/adamw.h"
-#include "train/state.h"
+#include "train/optimizer.h"
 
 namespace bhyt::bench {
 
@@ -83,12 +83,12 @@ class Step {
  public:
   explicit Step(const Settings& s)
       : model(make_model(s)),
-        state_(model),
+        gradients_(s.device, DType::f32, {model.parameters().arena_size()}),
+        optimizer_(train::make_optimizer({}, model.parameters())),
         loss_(s.device, DType::f32, {1}),
         norm_(s.device, DType::f32, {1}),
         tokens_(random_tokens(s, 1)),
         targets_(random_tokens(s, 2)),
-        spans_(model.parameters().spans()),
         batch_{.batch = s.batch, .seq = s.seq, .tokens = tokens_, .targets = targets_} {
     model.prepare(s.batch, s.seq, true);
   }
@@ -96,18 +96,16 @@ class Step {
     const auto n = static_cast<double>(batch_.batch * batch_.seq);
     zero(loss_);
     model.forward_backward(
-        batch_,
-        {.gradients = state_.gradients, .loss = loss_, .scale = static_cast<float>(1 / n), .tokens_in_step = n, .accumulate = false});
-    gradient_norm(state_.gradients, spans_, norm_);
-    adamw(state_.rests, state_.gradients, state_.m, state_.v, spans_,
-          {.lr = 1e-4, .weight_decay = 0.1, .step = ++step_, .grad_norm = norm_, .clip = 1});
+        batch_, {.gradients = gradients_, .loss = loss_, .scale = static_cast<float>(1 / n), .tokens_in_step = n, .accumulate = false});
+    optimizer_->gradient_norm(gradients_, norm_);
+    optimizer_->step({.lr = 1e-4, .number = ++step_, .gradients = gradients_, .grad_norm = norm_, .loss = {}});
   }
   Model model;
 
  private:
-  train::OptimizerState state_;
+  OwnedTensor gradients_;
+  std::unique_ptr<train::Optimizer> optimizer_;
   OwnedTensor loss_, norm_, tokens_, targets_;
-  std::vector<ArenaSpan> spans_;
   Batch batch_;
   std::int64_t step_ = 0;
 };

@@ -14,7 +14,7 @@
 #include "data/pack.h"
 #include "data/synth.h"
 #include "data/token_file.h"
-#include "train/console.h"
+#include "io/format.h"
 
 namespace bhyt::cli {
 
@@ -42,7 +42,7 @@ void print(const Json& j) {
   for (const auto& [key, value] : j.items()) {
     if (value.is_null()) continue;
     const std::string text = value.is_string()            ? value.get<std::string>()
-                             : value.is_number_unsigned() ? train::grouped(value.get<std::uint64_t>())
+                             : value.is_number_unsigned() ? grouped(value.get<std::uint64_t>())
                                                           : value.dump();
     fmt::print("{:<14} {}\n", key, text);
   }
@@ -61,8 +61,8 @@ int run_pack(const PackOptions& given, const std::string& tokenizer, bool json) 
         {{"text_bytes", r.text_bytes}, {"empty_documents", r.empty}, {"bad_lines", r.bad_lines}, {"seconds", r.seconds}, {"mb_s", rate}});
     fmt::print("{}\n", j.dump(2));
   } else {
-    fmt::print("{}: {} documents, {} tokens of {}{}, {:.1f} MB/s of text\n", o.out, train::grouped(r.file.documents),
-               train::grouped(r.file.tokens), log::human_count(static_cast<double>(r.text_bytes), "B"),
+    fmt::print("{}: {} documents, {} tokens of {}{}, {:.1f} MB/s of text\n", o.out, grouped(r.file.documents), grouped(r.file.tokens),
+               log::human_count(static_cast<double>(r.text_bytes), "B"),
                r.empty ? fmt::format(" ({} empty documents left out)", r.empty) : "", rate);
   }
   return 0;
@@ -84,8 +84,7 @@ int run_synth(const SynthOptions& given, bool json) {
                            .dump(2));
   else
     fmt::print("{}: {} training and {} validation tokens in {} and {} documents; entropy rate {:.6f} nats per token\n", o.out,
-               train::grouped(r.train_tokens), train::grouped(r.valid_tokens), train::grouped(r.train_documents),
-               train::grouped(r.valid_documents), r.entropy.rate);
+               grouped(r.train_tokens), grouped(r.valid_tokens), grouped(r.train_documents), grouped(r.valid_documents), r.entropy.rate);
   return 0;
 }
 

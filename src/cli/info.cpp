@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "core/log.h"
 #include "data/token_file.h"
+#include "io/format.h"
 #include "model/checkpoint.h"
 #include "model/checkpoint_files.h"
 #include "model/checkpoint_json.h"
@@ -16,7 +17,6 @@
 #include "ops/norm/config.h"
 #include "report/run.h"
 #include "text/tokenizer.h"
-#include "train/console.h"
 #include "train/run_dir.h"
 
 namespace bhyt::cli {
@@ -28,7 +28,7 @@ using schema::Json;
 
 std::string shown(const Json& v) {
   if (v.is_string()) return v.get<std::string>();
-  if (v.is_number_unsigned()) return train::grouped(v.get<std::uint64_t>());
+  if (v.is_number_unsigned()) return grouped(v.get<std::uint64_t>());
   if (!v.is_object()) return v.dump();
   std::string line;  // a map inside a list: its values on one line, the first being its name
   for (const auto& [key, value] : v.items()) line += line.empty() ? shown(value) : fmt::format("  {} {}", shown(value), key);
@@ -120,12 +120,13 @@ Json describe_tokenizer(const fs::path& dir, std::int64_t vocab, std::vector<std
 void verify_weights(const fs::path& dir, const WeightFiles& files, std::vector<std::string>& problems) {
   for (const auto& [name, e] : files.tensors()) {
     if (!is_float_dtype(e.tensor->dtype)) continue;
-    std::int64_t odd = 0;
+    std::int64_t not_finite = 0;
     each_piece(e, [&](const float* v, std::int64_t, std::int64_t n) {
-      odd += std::count_if(v, v + n, [](float x) { return !std::isfinite(x); });
+      not_finite += std::count_if(v, v + n, [](float x) { return !std::isfinite(x); });
     });
-    if (odd)
-      problems.push_back(fmt::format("{}: tensor {} holds {} values that are not finite", e.file->path().filename().string(), name, odd));
+    if (not_finite)
+      problems.push_back(
+          fmt::format("{}: tensor {} holds {} values that are not finite", e.file->path().filename().string(), name, not_finite));
   }
   if (!fs::exists(dir / "manifest.json")) return;
   if (const std::string wrong = train::verify_checkpoint(dir); !wrong.empty()) problems.push_back(wrong);

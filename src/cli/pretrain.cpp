@@ -67,7 +67,10 @@ Arguments parse_arguments(const Args& args) {
 
 int cmd_pretrain(const Args& args) {
   const Arguments a = parse_arguments(args);
-  if (a.help) return print_help(), 0;
+  if (a.help) {
+    print_help();
+    return 0;
+  }
   check_usage(!a.config.empty() || !a.overrides.empty(), "expected a config, or key=value words; see bhyt help pretrain");
   log::set_quiet(a.quiet);
   train::Trainer trainer(train::read_run_config(train::config_tree(a.config, a.overrides)), {.force = a.force});

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "data/batch.h"
+
 namespace bhyt {
 
 // How packed documents see each other: across the row (the paper), or only themselves, with positions that restart.
@@ -23,13 +25,6 @@ struct LoaderOptions {
   std::uint64_t seed = 0;
   bool shuffle = true;  // false: file order (validation)
   Attend attend = Attend::row;
-};
-
-// One batch on the host. Row r: tokens[r·T + t] is followed by targets[r·T + t].
-struct HostBatch {
-  std::int64_t batch = 0, seq = 0;
-  std::vector<std::int32_t> tokens, targets;   // [B,T]
-  std::vector<std::int32_t> positions, first;  // [B,T] with attend: document, else empty
 };
 
 class Loader {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "data/hash.h"
+#include "io/hash.h"
 
 namespace bhyt {
 

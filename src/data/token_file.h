@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "data/files.h"
-#include "data/hash.h"
+#include "io/hash.h"
 #include "text/tokenizer.h"
 
 namespace bhyt {

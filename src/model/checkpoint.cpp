@@ -18,7 +18,7 @@ namespace {
 constexpr std::size_t kHostBytes = 16 << 20;  // at a time between a device and a file
 
 // One parameter from its stored tensor, piece by piece. Returns how many values are not finite.
-std::int64_t load_tensor(const WeightFiles::Entry& entry, const Parameter& p, Device device) {
+std::int64_t load_tensor(const WeightFiles::Entry& entry, const Parameter& p, Device device, const ValueSink& sink) {
   std::int64_t odd = 0;
   std::vector<char> raw;
   each_piece(entry, [&](const float* values, std::int64_t first, std::int64_t n) {
@@ -29,6 +29,7 @@ std::int64_t load_tensor(const WeightFiles::Entry& entry, const Parameter& p, De
     device_copy(device, static_cast<char*>(p.value.data) + static_cast<std::size_t>(first) * element, Device::cpu(), raw.data(),
                 raw.size());
     device_synchronize(device);
+    if (sink) sink(p, first, n, values);
   });
   return odd;
 }
@@ -38,16 +39,17 @@ void check_fit(const fs::path& dir, const WeightFiles& files, const std::vector<
   check(wrong.empty(), "{}: the weights do not fit config.json:\n  {}", dir.string(), fmt::join(wrong, "\n  "));
 }
 
-void load_from(const WeightFiles& files, const Parameters& into) {
+void load_from(const WeightFiles& files, const Parameters& into, const ValueSink& sink = {}) {
   check_tied_head(files, into.list());
   for (const Parameter& p : into.list()) {
     const WeightFiles::Entry* entry = files.find(p.name);
     if (!entry) {  // optional: keeps its initial value
       const std::vector<float> initial(static_cast<std::size_t>(p.size), static_cast<float>(p.init_value));
       into.write_value(p, initial.data());
+      if (sink) sink(p, 0, p.size, initial.data());
       continue;
     }
-    if (const std::int64_t odd = load_tensor(*entry, p, into.device()))
+    if (const std::int64_t odd = load_tensor(*entry, p, into.device(), sink))
       log::warning("{}: tensor {} holds {} values that are not finite", entry->file->path().filename().string(), p.name, odd);
   }
 }
@@ -86,11 +88,11 @@ std::vector<std::string> weight_mismatches(const fs::path& dir, const ModelConfi
   return mismatches(WeightFiles(dir), parameter_list(config));
 }
 
-void load_weights(const fs::path& dir, Parameters& into) {
+void load_weights(const fs::path& dir, Parameters& into, const ValueSink& sink) {
   require_checkpoint(dir);
   const WeightFiles files(dir);
   check_fit(dir, files, into.list());
-  load_from(files, into);
+  load_from(files, into, sink);
 }
 
 std::unique_ptr<Model> load_model(const fs::path& dir, Device device, DType type) {

@@ -152,7 +152,7 @@ std::int64_t Parameters::count() const {
   return n;
 }
 
-void Parameters::initialize(std::uint64_t seed) {
+void Parameters::initialize(std::uint64_t seed, const ValueSink& sink) {
   std::vector<float> host;
   for (const Parameter& p : list_) {
     host.assign(static_cast<std::size_t>(p.size), static_cast<float>(p.init_value));
@@ -167,6 +167,7 @@ void Parameters::initialize(std::uint64_t seed) {
       });
     }
     write_value(p, host.data());
+    if (sink) sink(p, 0, p.size, host.data());
   }
 }
 

@@ -2,6 +2,7 @@
 // Load, save, init, count, AdamW and the gradient norm all walk this one list.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -25,6 +26,9 @@ struct Parameter {
   double init_value = 0;
 };
 
+// Told of values in fp32 while they are at hand, before the parameter's own type takes bits from them: elements [first, first + n).
+using ValueSink = std::function<void(const Parameter& p, std::int64_t first, std::int64_t n, const float* values)>;
+
 // Every parameter a model has, in the order of the arena, without memory behind it.
 std::vector<Parameter> parameter_list(const ModelConfig& config);
 
@@ -45,7 +49,7 @@ class Parameters {
   std::size_t value_bytes() const { return values_.bytes(); }
 
   // Draws every parameter from (seed, its name): the same on any device and in any type.
-  void initialize(std::uint64_t seed);
+  void initialize(std::uint64_t seed, const ValueSink& sink = {});
 
   // Whole values in fp32 on the host, in list order: what files and optimizers exchange.
   std::vector<float> read_value(const Parameter& p) const;

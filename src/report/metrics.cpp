@@ -47,10 +47,12 @@ std::string without_bare_nonfinite(const std::string& line) {
     if (!text)
       for (const std::string_view word : {"-Infinity", "Infinity", "-inf", "inf", "-NaN", "NaN", "-nan", "nan"})
         if (length == 0 && line.compare(i, word.size(), word) == 0) length = word.size();
-    if (length)
-      out += "null", i += length;
-    else
+    if (length) {
+      out += "null";
+      i += length;
+    } else {
       out += line[i++];
+    }
   }
   return out;
 }

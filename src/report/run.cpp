@@ -84,24 +84,6 @@ std::optional<double> common_rate(const std::vector<std::string>& paths, const s
   return rate;
 }
 
-// The line a run starts with: "… bhyt 0.1.0 (a1b2c3d) | cuda: NVIDIA H200 | bf16 | Llama-1B, 1,235,814,400 parameters | …".
-void take_first_line(const std::string& line, Entries& about) {
-  const std::size_t at = line.find("bhyt ");
-  const std::size_t open = line.find('(', at), close = line.find(')', at);
-  if (at == std::string::npos || open == std::string::npos || close == std::string::npos || close < open) return;
-  if (line.size() < at + 6 || !std::isdigit(static_cast<unsigned char>(line[at + 5])) || open < at + 6) return;
-  about = {{"version", line.substr(at + 5, open - at - 6)}, {"commit", line.substr(open + 1, close - open - 1)}};
-  std::size_t bar = line.find(" | ", close);
-  for (const char* what : {"machine", "type", "model", "norm"}) {
-    if (bar == std::string::npos) break;
-    const std::size_t next = line.find(" | ", bar + 3);
-    std::string value = line.substr(bar + 3, next == std::string::npos ? next : next - bar - 3);
-    if (value.starts_with("norm ")) value.erase(0, 5);
-    about.emplace_back(what, std::move(value));
-    bar = next;
-  }
-}
-
 std::string newest_checkpoint(const fs::path& dir) {
   std::string name;
   long long newest = -1;
@@ -111,7 +93,9 @@ std::string newest_checkpoint(const fs::path& dir) {
     if (!file.starts_with("checkpoint-") || file.size() > 28 || file.find_first_not_of("0123456789", 11) != std::string::npos) continue;
     if (file.size() == 11) continue;
     const long long step = std::stoll(file.substr(11));
-    if (step > newest) newest = step, name = file;
+    if (step <= newest) continue;
+    newest = step;
+    name = file;
   }
   return name;
 }
@@ -194,12 +178,7 @@ void read_about(const fs::path& dir, Run& run) {
         if (!value.is_structured() && !value.is_null())
           run.about.emplace_back(key, value.is_string() ? value.get<std::string>() : value.dump());
   }
-  if (run.about.empty()) {
-    std::ifstream log(dir / "log.txt");
-    for (std::string line; std::getline(log, line);)
-      if (line.size() < 4096) take_first_line(line, run.about);  // the last one wins: a resume may be on another machine
-  }
-  if (run.about.empty()) run.notes.push_back("neither run.json nor log.txt says which machine and commit made this run");
+  if (run.about.empty()) run.notes.push_back("run.json is missing or damaged: which machine and commit made this run is not known");
   if (const std::string name = newest_checkpoint(dir); !name.empty()) run.about.emplace_back("newest checkpoint", name);
 }
 

@@ -47,6 +47,6 @@ std::vector<Run> read_runs(const std::vector<std::string>& paths);
 void read_metrics(std::istream& in, Run& run);
 void read_config(const std::string& yaml, Run& run);          // config, config_text
 void find_floor(const std::filesystem::path& dir, Run& run);  // of data made by bhyt data synth
-void read_about(const std::filesystem::path& dir, Run& run);  // run.json, else log.txt; newest checkpoint
+void read_about(const std::filesystem::path& dir, Run& run);  // run.json; newest checkpoint
 
 }  // namespace bhyt::report

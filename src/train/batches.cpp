@@ -53,14 +53,12 @@ Batch Uploader::piece(std::int64_t first) const {
           .first = s.documents ? array(3) : Tensor{}};
 }
 
-Evaluation evaluate(Model& model, const Loader& loader, Uploader& uploader, std::int64_t batches) {
-  const std::int64_t all = loader.batches(), n = batches > 0 ? std::min(batches, all) : all;
+Evaluation evaluate(Model& model, BatchSource& source, Uploader& uploader, std::int64_t batches) {
+  const std::int64_t all = source.batches(), n = batches > 0 ? std::min(batches, all) : all;
   Evaluation out;
-  HostBatch host;
+  source.start(0);
   const auto put = [&](std::int64_t i) {
-    if (i >= n) return;
-    loader.batch(i, host);
-    uploader.put(host);
+    if (i < n) uploader.put(source.next());
   };
   // A sum for each piece, read once at the end: the device is not waited for in between.
   std::int64_t pieces = 0;

@@ -4,8 +4,8 @@
 #include <array>
 
 #include "core/mirror.h"
-#include "data/loader.h"
 #include "model/model.h"
+#include "train/batch_source.h"
 
 namespace bhyt::train {
 
@@ -42,7 +42,7 @@ struct Evaluation {
   std::int64_t tokens = 0;
 };
 
-// Over the first `batches` batches (0 = all) of a loader without shuffling.
-Evaluation evaluate(Model& model, const Loader& loader, Uploader& uploader, std::int64_t batches);
+// Over the first `batches` batches (0 = one pass) of a source.
+Evaluation evaluate(Model& model, BatchSource& source, Uploader& uploader, std::int64_t batches);
 
 }  // namespace bhyt::train

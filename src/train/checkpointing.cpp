@@ -59,12 +59,12 @@ void tidy_checkpoints(RunDir& dir, const TrainSection& train, std::int64_t newes
   prune(dir, train, newest, was_interrupt(dir.checkpoint(newest)));
 }
 
-void save_checkpoint(RunDir& dir, const CheckpointContext& context, const Model& model, const OptimizerState& state,
+void save_checkpoint(RunDir& dir, const CheckpointContext& context, const Model& model, const Optimizer& optimizer,
                      const Progress& progress, bool interrupted) {
   dir.write_checkpoint(progress.step, [&](const fs::path& to) {
     save_model(to, model);
     if (context.tokenizer) context.tokenizer->save(to);
-    save_optimizer(to / kOptimizer, model, state);
+    save_optimizer(to / kOptimizer, model, optimizer);
     write_synced(to / kState, state_json(context, model, progress, interrupted).dump(2) + "\n");
   });
   prune(dir, context.config.train, progress.step, interrupted);
@@ -81,21 +81,27 @@ std::optional<Found> find_checkpoint(const RunDir& dir) {
     }
     Json state;
     if (wrong.empty() && !fs::exists(at / kState)) wrong = "it has no trainer_state.json";
-    if (wrong.empty() && (state = Json::parse(read_text(at / kState), nullptr, false)).is_discarded())
-      wrong = "trainer_state.json is damaged";
+    if (wrong.empty()) state = Json::parse(read_text(at / kState), nullptr, false);
+    if (wrong.empty() && !state.is_object()) wrong = "trainer_state.json is damaged";
     if (wrong.empty()) return Found{at, std::move(state)};
     log::warning("passing over {}: {}", at.string(), wrong);
   }
   check(weights.empty(),
-        "{} cannot be gone on with: no checkpoint there has its optimizer state. model.init={} starts a new run from its weights",
+        "{} cannot be resumed: no checkpoint there has its optimizer state. model.init={} starts a new run from its weights",
         dir.path().string(), weights);
   return std::nullopt;
 }
 
 bool check_mathematics(const Found& found, const Json& mathematics, bool force) {
-  const bool known = found.state.contains("bhyt") && found.state["bhyt"].contains("mathematics");
+  const auto own = found.state.find("bhyt");
+  const bool known = own != found.state.end() && own->contains("mathematics") && own->at("mathematics").is_object();
   check(known, "{}: not a training state of this program", (found.dir / kState).string());
-  const auto changed = differences(found.state["bhyt"]["mathematics"], mathematics);
+  // A key that this checkpoint's program did not have yet: the run was made with what is its default now.
+  Json before = own->at("mathematics");
+  const Json defaults = train::mathematics(resolved_tree({}));
+  for (const auto& [key, value] : defaults.items())
+    if (!before.contains(key)) before[key] = value;
+  const auto changed = differences(before, mathematics);
   if (changed.empty()) return false;
   const std::string what = fmt::format("{}", fmt::join(changed, "; "));
   check_usage(force, "this would change the mathematics of the run: {} (--force goes on all the same)", what);
@@ -103,11 +109,10 @@ bool check_mathematics(const Found& found, const Json& mathematics, bool force) 
   return true;
 }
 
-Progress load_checkpoint(const Found& found, Model& model, OptimizerState& state) {
+Progress load_checkpoint(const Found& found, Model& model, Optimizer& optimizer) {
   const Progress progress = progress_from(found.state, (found.dir / kState).string());
-  load_weights(found.dir, model.parameters());
-  const bool masters = found.state["bhyt"]["mathematics"]["run.dtype"] == "bf16";
-  load_optimizer(found.dir / kOptimizer, model, state, masters);
+  load_weights(found.dir, model.parameters(), optimizer.masters().sink());
+  load_optimizer(found.dir / kOptimizer, model, optimizer);
   return progress;
 }
 

@@ -19,7 +19,7 @@ struct CheckpointContext {
 };
 
 // Writes checkpoint-STEP, then lets go of what is no longer kept: interrupt checkpoints before it and all but the newest `keep` others.
-void save_checkpoint(RunDir& dir, const CheckpointContext& context, const Model& model, const OptimizerState& state,
+void save_checkpoint(RunDir& dir, const CheckpointContext& context, const Model& model, const Optimizer& optimizer,
                      const Progress& progress, bool interrupted);
 
 // Lets go of what a process that was killed while it saved checkpoint `newest` had still to let go of.
@@ -36,6 +36,6 @@ std::optional<Found> find_checkpoint(const RunDir& dir);
 bool check_mathematics(const Found& found, const Json& mathematics, bool force);
 
 // Weights, optimizer and c_attn as they were, bit for bit.
-Progress load_checkpoint(const Found& found, Model& model, OptimizerState& state);
+Progress load_checkpoint(const Found& found, Model& model, Optimizer& optimizer);
 
 }  // namespace bhyt::train

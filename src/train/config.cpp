@@ -4,15 +4,17 @@
 #include <charconv>
 #include <set>
 
+#include "io/files.h"
 #include "model/checkpoint.h"
 #include "ops/norm/config.h"
-#include "train/files.h"
+#include "train/optimizer.h"
 
 namespace bhyt::train {
 
 namespace {
 
 constexpr std::int64_t kVersion = 1;
+constexpr double kMostSteps = 9e15;  // whole numbers beyond have gaps in a double
 
 const schema::Names<Attend> kAttend = {{"row", Attend::row}, {"document", Attend::document}};
 const schema::Names<Save> kSave = {{"full", Save::full}, {"weights", Save::weights}};
@@ -71,6 +73,19 @@ Json write_entries(const std::vector<DataEntry>& entries) {
   return out;
 }
 
+std::optional<DType> read_type(const Json& j, const std::string& key) {
+  const std::string text = schema::Reader::as_text(key, j);
+  if (text == "auto") return std::nullopt;
+  return parse_float_type(text, key);
+}
+
+std::string read_optimizer(const Json& j, const std::string& key) {
+  const std::vector<std::string> known = optimizer_names();
+  if (!j.is_string() || std::find(known.begin(), known.end(), j.get<std::string>()) == known.end())
+    schema::wrong(key, fmt::format("one of {}", fmt::join(known, ", ")), j);
+  return j.get<std::string>();
+}
+
 // Numbers with a word for 0: micro_batch, threads.
 template <class V>
 void number_or_auto(V& v, const char* key, std::int64_t& value, const char* help, schema::Range range) {
@@ -126,7 +141,10 @@ void explain_bare(const Json& tree) {
     };
     if (name == "version" || has(name + ".", "") != keys.end()) continue;
     std::vector<std::string> sections, ends;
-    for (const auto& e : keys) sections.push_back(e.key.substr(0, e.key.find('.'))), ends.push_back(e.key.substr(e.key.rfind('.') + 1));
+    for (const auto& e : keys) {
+      sections.push_back(e.key.substr(0, e.key.find('.')));
+      ends.push_back(e.key.substr(e.key.rfind('.') + 1));
+    }
     std::string meant = name;  // where it is no section misspelt, perhaps an end misspelt
     if (const std::string end = schema::nearest(name, ends); schema::nearest(name, sections).empty() && !end.empty()) meant = end;
     if (const auto found = has("", "." + meant); found != keys.end())
@@ -177,6 +195,9 @@ static void fields(TrainSection& c, V& v) {
   read_length(c, v);
   v.integer("batch", c.batch, "sequences per optimizer step", from1);
   number_or_auto(v, "micro_batch", c.micro_batch, "sequences computed at a time; auto = as many as memory holds", from1);
+  v.custom(
+      "optimizer", "what makes new weights out of gradients",
+      [&](const Json& j, const std::string& key) { c.optimizer = read_optimizer(j, key); }, [&] { return Json(c.optimizer); });
   v.number("lr", c.lr, "peak learning rate", {.above = 0});
   v.number("min_lr_ratio", c.min_lr_ratio, "learning rate of the last step, as a share of the peak", share);
   v.number("warmup_ratio", c.warmup_ratio, "share of the steps in which the rate rises to its peak", share);
@@ -205,7 +226,10 @@ template <class V>
 static void fields(RunSection& c, V& v) {
   v.text("dir", c.dir, "the run directory");
   v.text("device", c.device, "auto, cpu, cuda or cuda:N");
-  v.text("dtype", c.dtype, "fp32 or bf16; auto = bf16 on a GPU, fp32 on a CPU");
+  v.custom(
+      "dtype", "fp32 or bf16; auto = bf16 on a GPU, fp32 on a CPU",
+      [&](const Json& j, const std::string& key) { c.dtype = read_type(j, key); },
+      [&] { return Json(c.dtype ? name_of(*c.dtype) : "auto"); });
   v.integer("seed", c.seed, "of the weights and of the order of the data", {.at_least = 0});
   number_or_auto(v, "threads", c.threads, "auto = all cores", {.at_least = 1, .at_most = 4096});
   v.choice("resume", c.resume, kResume,
@@ -237,15 +261,18 @@ RunConfig read_run_config(const Json& tree) {
   RunConfig c;
   const Json run = tree.value("run", Json::object());
   const bool resuming = run.is_object() && run.value("resume", Json("never")) != "never";
-  if (tree.contains("model")) start_from(tree["model"], resuming ? run.value("dir", Json(c.run.dir)).get<std::string>() : "", c.model);
+  const auto dir = [&] { return run.contains("dir") ? schema::Reader::as_text("run.dir", run["dir"]) : c.run.dir; };
+  if (tree.contains("model")) start_from(tree["model"], resuming ? dir() : "", c.model);
   schema::read(c, tree);
   if (c.train.tokens > 0) {
     const double per_step = static_cast<double>(c.train.batch) * static_cast<double>(c.data.seq_len);
-    c.train.steps = static_cast<std::int64_t>(std::ceil(c.train.tokens / per_step));
+    const double steps = std::ceil(c.train.tokens / per_step);
+    check_usage(steps <= kMostSteps, "train.tokens must come to at most {:.0e} steps, got {:g} tokens, {:.3e} steps of {:g}", kMostSteps,
+                c.train.tokens, steps, per_step);
+    c.train.steps = static_cast<std::int64_t>(steps);
     c.train.tokens = 0;
   }
   c.train.micro_batch = std::min(c.train.micro_batch, c.train.batch);
-  if (c.run.dtype != "auto") parse_float_type(c.run.dtype, "run.dtype");
   c.model.config.max_positions = std::max(c.model.config.max_positions, c.data.seq_len);
   if (c.model.config.norm.seq_len == 0) c.model.config.norm.seq_len = c.data.seq_len;
   return c;

@@ -9,11 +9,13 @@
 
 #include "core/schema.h"
 #include "data/loader.h"
+#include "io/yaml.h"
 #include "model/config_keys.h"
 #include "model/model.h"
-#include "train/yaml.h"
 
 namespace bhyt::train {
+
+using schema::Json;
 
 struct DataEntry {
   std::string path;   // a token file, a text file or a pattern
@@ -34,6 +36,7 @@ struct TrainSection {
   double tokens = 0;             // replaces steps until the config is settled
   std::int64_t batch = 16;       // sequences per optimizer step
   std::int64_t micro_batch = 0;  // 0 = auto
+  std::string optimizer = "adamw";
   double lr = 5e-4, min_lr_ratio = 0.01, warmup_ratio = 0.1, weight_decay = 0.1;
   std::array<double, 2> betas{0.9, 0.95};
   double adam_eps = 1e-8, clip = 1.0;
@@ -46,7 +49,8 @@ enum class Resume : std::uint8_t { never, auto_, must };
 
 struct RunSection {
   std::string dir = "runs/pretrain";
-  std::string device = "auto", dtype = "auto";  // dtype auto: bf16 on a GPU, fp32 on a CPU
+  std::string device = "auto";
+  std::optional<DType> dtype;  // none = auto: bf16 on a GPU, fp32 on a CPU; always there once the run is open
   std::uint64_t seed = 0;
   std::int64_t threads = 0;  // 0 = auto
   Resume resume = Resume::never;
@@ -57,6 +61,7 @@ struct RunConfig {
   DataSection data;
   TrainSection train;
   RunSection run;
+  Device device;  // what run.device came to, once the run is open
 };
 
 // CONFIG.yaml ("" = none) with key=value words on top.

@@ -6,14 +6,16 @@
 #include <string>
 
 #include "train/config.h"
-#include "train/state.h"
+#include "train/optimizer.h"
 
 namespace bhyt::train {
 
 // bhyt 0.1.0 (a1b2c3d) | cuda: NVIDIA H200 | bf16 | Llama-1B, 1,235,814,400 parameters | norm bhyt κ=10 λ=(2,1)
 std::string headline(const Model& model);
+std::string model_line(const Model& model);       // Llama-1B, 1,235,814,400 parameters
+std::string norm_line(const NormConfig& config);  // bhyt κ=10 λ=(2,1)
 // memory  weights 2.3 GiB | master+moments 13.8 GiB | …
-std::string memory_line(const Model& model, const OptimizerState& state);
+std::string memory_line(const Model& model, const Optimizer& optimizer, std::size_t gradient_bytes);
 
 struct StepLine {
   std::int64_t step = 0, steps = 0;
@@ -23,17 +25,5 @@ struct StepLine {
 };
 // step   120/20000  loss 6.2143  grad 0.51  lr 5.00e-04  71.8K tok/s  mfu 55%  eta 1:15:42
 std::string step_line(const StepLine& line);
-
-double seconds();                       // of a clock that only goes forward
-std::string grouped(std::int64_t n);    // 1,235,814,400
-std::string human_bytes(double bytes);  // 2.3 GiB
-
-// Bytes a run may take on this device; on a CPU what the container allows, if that is less.
-std::size_t total_memory(Device device);
-std::size_t free_memory(Device device);
-
-// Operations per second that a matrix product reaches on this device: measured on a CPU (a fifth of a second), from a table for a GPU; 0
-// unknown.
-double peak_flops(Device device, DType type);
 
 }  // namespace bhyt::train

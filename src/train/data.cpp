@@ -119,7 +119,8 @@ std::int64_t check_files(const DataSection& data, const Tokenizer* tokenizer, To
             path, meta.kind, meta.fingerprint, tokenizer ? tokenizer->kind() : "", tokenizer ? tokenizer->fingerprint() : 0);
         if (meta.fingerprint != 0) {
           check_usage(named.empty() || meta.fingerprint == fingerprint, "{} and {} were packed with different tokenizers", path, named);
-          named = path, fingerprint = meta.fingerprint;
+          named = path;
+          fingerprint = meta.fingerprint;
         }
         if (!tokenizer || meta.fingerprint == 0) vocab = std::max(vocab, static_cast<std::int64_t>(meta.vocab));
       }

@@ -1,8 +1,9 @@
 #include "train/metrics.h"
 
 #include <charconv>
-#include <chrono>
 #include <cmath>
+
+#include "machine/machine.h"
 
 namespace bhyt::train {
 
@@ -27,8 +28,6 @@ AppendFile open_lines(const fs::path& file, std::int64_t last_step) {
 double rounded(double value, double per_unit) { return std::round(value * per_unit) / per_unit; }
 
 }  // namespace
-
-double unix_time() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
 double short_decimal(float value) {
   double out = 0;

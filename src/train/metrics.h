@@ -37,8 +37,6 @@ class Metrics {
   EventFile events_;
 };
 
-double unix_time();
-
 // The double whose text is the shortest one that gives this float back: 0.1f prints as 0.1, not as 0.10000000149011612.
 double short_decimal(float value);
 

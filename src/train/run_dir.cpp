@@ -13,7 +13,7 @@
 #include "core/log.h"
 #include "core/schema.h"
 #include "data/files.h"
-#include "data/hash.h"
+#include "io/hash.h"
 
 namespace bhyt::train {
 
@@ -37,11 +37,11 @@ void write_manifest(const fs::path& dir) {
   std::sort(files.begin(), files.end());
   Json list = Json::object();
   for (const fs::path& file : files) {
-    sync_path(file);
+    sync_to_disk(file);
     list[file.filename().string()] = {{"bytes", fs::file_size(file)}, {"xxh64", checksum(file)}};
   }
   write_synced(dir / kManifest, Json{{"version", 1}, {"files", list}}.dump(2) + "\n");
-  sync_path(dir);
+  sync_to_disk(dir);
 }
 
 }  // namespace
@@ -96,7 +96,7 @@ void RunDir::write_checkpoint(std::int64_t step, const std::function<void(const 
     write_manifest(beside);
     if (fs::exists(target)) remove_checkpoint(step);  // one that did not verify, or that another attempt left
     fs::rename(beside, target);
-    sync_path(path_);
+    sync_to_disk(path_);
   } catch (const std::exception& e) {
     std::error_code ignored;
     fs::remove_all(beside, ignored);
@@ -115,7 +115,8 @@ void RunDir::remove_checkpoint(std::int64_t step) {
 void RunDir::remove_from_checkpoint(std::int64_t step, const std::string& file) {
   const fs::path dir = checkpoint(step);
   if (!fs::exists(dir / file)) return;
-  Json manifest = Json::parse(read_text(dir / kManifest));
+  Json manifest = Json::parse(read_text(dir / kManifest), nullptr, false);
+  if (!manifest.is_object() || !manifest.contains("files") || !manifest["files"].is_object()) return;  // damaged: left as it is
   manifest["files"].erase(file);
   replace_synced(dir / kManifest, manifest.dump(2) + "\n");  // first, so that it verifies at every moment
   fs::remove(dir / file);

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "train/files.h"
+#include "io/files.h"
 
 namespace bhyt::train {
 

@@ -5,8 +5,11 @@
 
 #include "core/log.h"
 #include "core/parallel.h"
+#include "io/format.h"
+#include "machine/machine.h"
 #include "model/checkpoint.h"
 #include "train/console.h"
+#include "train/token_rows.h"
 
 namespace bhyt::train {
 
@@ -30,7 +33,7 @@ void check_init(const RunConfig& config) {
 
 // Fails on whatever is wrong with config and data before anything is written.
 RunData check_config(RunConfig& config) {
-  parse_device(config.run.device);
+  config.device = parse_device(config.run.device);
   RunData data = choose_data(config);
   const ModelConfig& model = config.model.config;
   validate(model);
@@ -53,30 +56,39 @@ void inherit_auto(RunConfig& config, const RunDir& dir) {
   const fs::path file = dir.path() / kResolved;
   if (!fs::exists(file)) return;
   const Json old = parse_yaml(read_text(file), file.string());
-  if (!old.is_object() || !old.contains("run") || !old.contains("train")) return;
-  if (config.run.dtype == "auto") config.run.dtype = old["run"].value("dtype", "auto");
-  if (config.train.micro_batch == 0 && old["train"].value("batch", Json()) == config.train.batch)
-    if (const Json micro = old["train"].value("micro_batch", Json()); micro.is_number_integer()) config.train.micro_batch = micro;
+  const auto value = [&](const char* section, const char* key) {
+    if (!old.is_object() || !old.contains(section) || !old[section].is_object()) return Json();
+    return old[section].value(key, Json());
+  };
+  if (const Json type = value("run", "dtype"); !config.run.dtype && type.is_string() && type != "auto")
+    config.run.dtype = parse_float_type(type.get<std::string>(), file.string() + ": run.dtype");
+  if (config.train.micro_batch != 0 || value("train", "batch") != config.train.batch) return;
+  if (const Json micro = value("train", "micro_batch"); micro.is_number_integer())
+    config.train.micro_batch = std::clamp<std::int64_t>(micro, 1, config.train.batch);
 }
 
 // As many sequences as half the machine's memory (nine tenths of a GPU's) holds beside weights and optimizer, in pieces of equal size.
 // From the total, not from what is free now: the same machine gives the same bits.
-std::int64_t auto_micro_batch(const Model& model, const OptimizerState& state, const RunConfig& config) {
-  const auto fixed =
-      static_cast<double>(model.parameters().value_bytes() + state.gradients.memory.bytes() + state.master_and_moment_bytes());
-  const double room = static_cast<double>(total_memory(model.device())) * (model.device().is_cuda() ? 0.9 : 0.5) - fixed;
+std::int64_t auto_micro_batch(const Session& s) {
+  const Model& model = *s.model;
+  const RunConfig& config = s.config;
+  const auto fixed = static_cast<double>(model.parameters().value_bytes() + s.gradients.memory.bytes() + s.optimizer->bytes());
+  const double available = static_cast<double>(total_memory(model.device())) * (model.device().is_cuda() ? 0.9 : 0.5) - fixed;
   const std::int64_t batch = config.train.batch;
   for (std::int64_t pieces = 1;; ++pieces) {
     const std::int64_t rows = (batch + pieces - 1) / pieces;
-    if (rows == 1 || static_cast<double>(model.planned_bytes(rows, config.data.seq_len, config.train.recompute)) <= room) return rows;
+    if (rows == 1 || static_cast<double>(model.planned_bytes(rows, config.data.seq_len, config.train.recompute)) <= available) return rows;
   }
 }
 
 // Everything that takes memory. The weights come after it, so that a person first reads what is being made.
-void open_model(Session& s, Device device) {
-  s.model = std::make_unique<Model>(s.config.model.config, device, parse_float_type(s.config.run.dtype, "run.dtype"));
-  s.state = std::make_unique<OptimizerState>(*s.model);
-  if (s.config.train.micro_batch == 0) s.config.train.micro_batch = auto_micro_batch(*s.model, *s.state, s.config);
+void open_model(Session& s) {
+  const Device device = s.config.device;
+  s.model = std::make_unique<Model>(s.config.model.config, device, *s.config.run.dtype);
+  s.gradients = OwnedTensor(device, DType::f32, {s.model->parameters().arena_size()});
+  zero(s.gradients);
+  s.optimizer = make_optimizer(s.config.train, s.model->parameters());
+  if (s.config.train.micro_batch == 0) s.config.train.micro_batch = auto_micro_batch(s);
   s.model->prepare(s.config.train.micro_batch, s.config.data.seq_len, true, s.config.train.recompute);
   const auto uploader = [&] {
     return std::make_unique<Uploader>(device, s.config.train.batch, s.config.train.micro_batch, s.config.data.seq_len);
@@ -90,31 +102,44 @@ void introduce(const Session& s) {
   const auto rows = static_cast<double>(c.train.steps) * static_cast<double>(c.train.batch);
   const std::int64_t pieces = (c.train.batch + c.train.micro_batch - 1) / c.train.micro_batch;
   log::info("{}", headline(*s.model));
-  log::info("{}", memory_line(*s.model, *s.state));
+  log::info("{}", memory_line(*s.model, *s.optimizer, s.gradients.memory.bytes()));
   log::info("data    {} rows of {} tokens | batch {}{} | {} steps = {} tokens, {:.3g} epochs | {}", grouped(s.train->rows()),
             c.data.seq_len, c.train.batch, pieces > 1 ? fmt::format(" in {} pieces", pieces) : "", grouped(c.train.steps),
             log::human_count(rows * static_cast<double>(c.data.seq_len)), rows / static_cast<double>(s.train->rows()), c.run.dir);
 }
 
 void make_weights(Session& s) {
+  const ValueSink masters = s.optimizer->masters().sink();
   if (s.config.model.init.empty())
-    s.model->parameters().initialize(s.config.run.seed);
+    s.model->parameters().initialize(s.config.run.seed, masters);
   else
-    load_weights(s.config.model.init, s.model->parameters());
+    load_weights(s.config.model.init, s.model->parameters(), masters);
   s.model->refresh_constants();
 }
 
-void open_loaders(Session& s) {
-  const auto open = [&](const std::vector<DataPart>& parts, bool shuffle) {
-    return std::make_unique<Loader>(LoaderOptions{.parts = parts,
-                                                  .seq_len = s.config.data.seq_len,
-                                                  .batch = s.config.train.batch,
-                                                  .seed = s.config.run.seed,
-                                                  .shuffle = shuffle,
-                                                  .attend = s.config.data.attend});
-  };
-  s.train = open(s.data.train, true);
-  if (!s.data.valid.empty()) s.valid = open(s.data.valid, false);
+// What a resumed run may not change: the keys, the tokenizer, and how much of a mixture comes from where (the paths may change).
+Json mathematics_of(const Session& s) {
+  Json math = mathematics(resolved_tree(s.config));
+  math["data.tokenizer"] = fmt::format("{:016x}", s.data.fingerprint);
+  double weights = 0;
+  for (const DataEntry& e : s.config.data.train) weights += e.weight;
+  for (const DataEntry& e : s.config.data.train)
+    if (weights > 0) math["data.train[].weight"].push_back(std::round(e.weight / weights * 1e9) / 1e9);
+  return math;
+}
+
+// run.json: where and with what the run is made. A resumed run keeps when it was first started.
+void write_run_json(const Session& s, bool resumed) {
+  const fs::path file = s.dir->path() / "run.json";
+  Json facts = machine_facts(s.config.device, *s.config.run.dtype);
+  facts["model"] = model_line(*s.model);
+  facts["norm"] = norm_line(s.config.model.config.norm);
+  facts["optimizer"] = s.config.train.optimizer;
+  const std::string now = utc_time();
+  const Json before = resumed && fs::exists(file) ? Json::parse(read_text(file), nullptr, false) : Json();
+  facts["started"] = before.is_object() ? before.value("started", Json(now)) : Json(now);
+  if (resumed) facts["resumed"] = now;
+  replace_synced(file, facts.dump(2) + "\n");
 }
 
 }  // namespace
@@ -124,41 +149,37 @@ std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
   Session& s = *session;
   s.config = config;
   s.data = check_config(s.config);
-  const Device device = parse_device(s.config.run.device);
   set_num_threads(static_cast<int>(s.config.run.threads));
 
   std::optional<Found> found;
   s.dir = std::make_unique<RunDir>(s.config.run.dir);
   refuse_or_find(s.config, *s.dir, found);
   if (found) inherit_auto(s.config, *s.dir);
-  s.config.run.device = name_of(device);
-  if (s.config.run.dtype == "auto") s.config.run.dtype = device.is_cuda() ? "bf16" : "fp32";
+  s.config.run.device = name_of(s.config.device);
+  if (!s.config.run.dtype) s.config.run.dtype = s.config.device.is_cuda() ? DType::bf16 : DType::f32;
   log::open_file((s.dir->path() / "log.txt").string());
 
   pack_data(s.config.data, s.data, (s.dir->path() / "data").string());
   if (!s.data.tokenizer)
     log::info("the token files name no tokenizer that is at hand: checkpoints will hold none (data.tokenizer=PATH adds one)");
-  open_loaders(s);
-  Json math = mathematics(resolved_tree(s.config));
-  math["data.tokenizer"] = fmt::format("{:016x}", s.data.fingerprint);
-  double weights = 0;  // paths may change, shares not
-  for (const DataEntry& e : s.config.data.train) weights += e.weight;
-  for (const DataEntry& e : s.config.data.train)
-    if (weights > 0) math["data.train[].weight"].push_back(std::round(e.weight / weights * 1e9) / 1e9);
+  s.train = training_rows(s.data.train, s.config);
+  if (!s.data.valid.empty()) s.valid = validation_rows(s.data.valid, s.config);
+  const Json math = mathematics_of(s);
   const bool changed = found && check_mathematics(*found, math, force);
 
-  s.tuning = std::make_unique<TuningFile>(s.dir->path() / "tuning.json", device);
-  open_model(s, device);
+  s.tuning = std::make_unique<TuningFile>(s.dir->path() / "tuning.json", s.config.device);
+  open_model(s);
   introduce(s);
   if (!found) {
     make_weights(s);
   } else {
-    s.progress = load_checkpoint(*found, *s.model, *s.state);
+    s.progress = load_checkpoint(*found, *s.model, *s.optimizer);
     if (changed) s.model->refresh_constants();  // those of the checkpoint may be another method's
     check_usage(s.progress.step <= s.config.train.steps, "train.steps must be at least {}, the step of {}, got {}", s.progress.step,
                 found->dir.string(), s.config.train.steps);
   }
   replace_synced(s.dir->path() / kResolved, write_yaml(resolved_tree(s.config)));
+  write_run_json(s, found.has_value());
   s.metrics = std::make_unique<Metrics>(s.dir->path(), s.progress.step);
   s.checkpoints = std::make_unique<CheckpointContext>(CheckpointContext{.config = s.config,
                                                                         .tokenizer = s.data.tokenizer.get(),

@@ -8,6 +8,7 @@
 #include "train/config.h"
 #include "train/data.h"
 #include "train/metrics.h"
+#include "train/optimizer.h"
 #include "train/run_dir.h"
 #include "train/state.h"
 #include "train/tuning.h"
@@ -18,9 +19,10 @@ struct Session {
   RunConfig config;  // resolved
   std::unique_ptr<RunDir> dir;
   RunData data;
-  std::unique_ptr<Loader> train, valid;  // valid: null without validation data
+  std::unique_ptr<BatchSource> train, valid;  // valid: null without validation data
   std::unique_ptr<Model> model;
-  std::unique_ptr<OptimizerState> state;
+  OwnedTensor gradients;  // fp32, an arena
+  std::unique_ptr<Optimizer> optimizer;
   std::unique_ptr<Uploader> uploader, valid_uploader;
   std::unique_ptr<TuningFile> tuning;
   std::unique_ptr<Metrics> metrics;

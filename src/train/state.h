@@ -4,23 +4,14 @@
 #include <cstdint>
 #include <string>
 
-#include "core/memory.h"
 #include "core/schema.h"
+#include "io/files.h"
 #include "model/model.h"
-#include "train/files.h"
+#include "train/optimizer.h"
 
 namespace bhyt::train {
 
 using schema::Json;
-
-// Arenas beside the parameters, fp32. The masters are the weights themselves; in a bf16 run together with what bf16 leaves out of them.
-struct OptimizerState {
-  OwnedTensor gradients, m, v;
-  OwnedTensor rests;  // uint16 (core/dtype.h), of bf16 runs
-
-  explicit OptimizerState(const Model& model);  // moments and rests zero
-  std::size_t master_and_moment_bytes() const;
-};
 
 // All that the mathematics and the metrics of the next step depend on.
 struct Progress {
@@ -34,11 +25,9 @@ struct Progress {
   Json log_history = Json::array();
 };
 
-// optimizer.safetensors: m.NAME, v.NAME, master.NAME (bf16 runs only) of every parameter, and c_attn.
-void save_optimizer(const fs::path& file, const Model& model, const OptimizerState& state);
-// Restores moments, masters (and with them the weights) and c_attn.
-// masters: the file holds them, being of a bf16 run, whatever the type of this one.
-void load_optimizer(const fs::path& file, Model& model, OptimizerState& state, bool masters);
+// optimizer.safetensors: the optimizer's state and masters (train/optimizer.h), and c_attn.
+void save_optimizer(const fs::path& file, const Model& model, const Optimizer& optimizer);
+void load_optimizer(const fs::path& file, Model& model, Optimizer& optimizer);
 
 Json to_json(const Progress& progress);
 Progress progress_from(const Json& state, const std::string& where);

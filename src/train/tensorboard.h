@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "train/files.h"
+#include "io/files.h"
 
 namespace bhyt::train {
 

@@ -10,7 +10,8 @@
 #include "core/log.h"
 #include "core/mirror.h"
 #include "core/signals.h"
-#include "ops/adamw/adamw.h"
+#include "io/format.h"
+#include "machine/machine.h"
 #include "train/console.h"
 #include "train/layer_stats.h"
 #include "train/schedule.h"
@@ -57,7 +58,6 @@ struct Trainer::Impl {
   std::vector<StepResult> results;  // of even and odd steps
   std::int64_t scored = 0;          // tokens of the step whose result is still to be read
   bool unread = false;              // whether there is one: the last step's
-  std::vector<ArenaSpan> spans;
   double peak = 0;
   Clock total, window;  // of this call, and since the last line of metrics
   float grad_norm = 0;
@@ -93,28 +93,18 @@ struct Trainer::Impl {
     const NormPlan& norms = s().model->norms();
     zero(result.loss());
     for (std::int64_t row = 0; row < u.rows(); row += u.micro_batch())
-      s().model->forward_backward(u.piece(row), {.gradients = s().state->gradients,
+      s().model->forward_backward(u.piece(row), {.gradients = s().gradients,
                                                  .loss = result.loss(),
                                                  .scale = static_cast<float>(1.0 / std::max(static_cast<double>(u.scored()), 1.0)),
                                                  .tokens_in_step = static_cast<double>(u.rows() * s().config.data.seq_len),
                                                  .with_aux = (step - 1) % norms.aux_every == 0,
                                                  .accumulate = row > 0});
-    gradient_norm(s().state->gradients, spans, result.norm());
+    s().optimizer->gradient_norm(s().gradients, result.norm());
   }
 
   void update(const StepResult& result) {
-    OptimizerState& o = *s().state;
-    const TrainSection& t = train();
-    adamw(o.rests, o.gradients, o.m, o.v, spans,
-          {.lr = lr,
-           .beta1 = t.betas[0],
-           .beta2 = t.betas[1],
-           .eps = t.adam_eps,
-           .weight_decay = t.weight_decay,
-           .step = s().progress.updates + 1,
-           .grad_norm = result.norm(),
-           .loss = result.loss(),
-           .clip = t.clip});
+    s().optimizer->step(
+        {.lr = lr, .number = s().progress.updates + 1, .gradients = s().gradients, .grad_norm = result.norm(), .loss = result.loss()});
   }
 
   void skip(std::int64_t step, float step_loss) {
@@ -233,7 +223,10 @@ struct Trainer::Impl {
     const Evaluation e = evaluate(*s().model, *s().valid, *s().valid_uploader, train().eval_batches);
     s().metrics->validation(p.step, e.loss, e.tokens);
     p.log_history.push_back({{"step", p.step}, {"eval_loss", e.loss}});
-    if (std::isfinite(e.loss) && (p.best_step == 0 || e.loss < p.best_metric)) p.best_metric = e.loss, p.best_step = p.step;
+    if (std::isfinite(e.loss) && (p.best_step == 0 || e.loss < p.best_metric)) {
+      p.best_metric = e.loss;
+      p.best_step = p.step;
+    }
     outcome.valid_loss = e.loss;
     log::info("valid   step {}  loss {:.4f}  over {} tokens", p.step, e.loss, grouped(e.tokens));
   }
@@ -241,7 +234,7 @@ struct Trainer::Impl {
   void save(bool interrupted) {
     s().metrics->sync();  // a checkpoint never runs ahead of its metrics, nor of the algorithms that made it
     s().tuning->update();
-    save_checkpoint(*s().dir, *s().checkpoints, *s().model, *s().state, s().progress, interrupted);
+    save_checkpoint(*s().dir, *s().checkpoints, *s().model, *s().optimizer, s().progress, interrupted);
     outcome.checkpoint = s().dir->checkpoint(s().progress.step).string();
     log::info("saved   {}", outcome.checkpoint);
   }
@@ -249,8 +242,10 @@ struct Trainer::Impl {
   // Everything that may follow a step. True: the run is to stop.
   bool after_step(const StopSignals& stop) {
     const Progress& p = s().progress;
-    const bool last = p.step == train().steps, line = last || every(p.step, train().log_every),
-               valid = s().valid && (last || every(p.step, train().eval_every)), save_due = last || every(p.step, train().save_every);
+    const bool last = p.step == train().steps;
+    const bool line = last || every(p.step, train().log_every);
+    const bool valid = s().valid && (last || every(p.step, train().eval_every));
+    const bool save_due = last || every(p.step, train().save_every);
     if (total.steps == 1) s().tuning->update();
     if (line || valid || save_due) {
       const Timed timed{*this};
@@ -277,7 +272,6 @@ Trainer::Trainer(const RunConfig& config, TrainerOptions options) : impl_(std::m
   impl_->options = std::move(options);
   const Model& model = *impl_->session->model;
   for (int i = 0; i < 2; ++i) impl_->results.emplace_back(model.device());
-  impl_->spans = model.parameters().spans();
 }
 
 Trainer::~Trainer() {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "core/device.h"
-#include "train/files.h"
+#include "io/files.h"
 
 namespace bhyt::train {
 

@@ -112,8 +112,9 @@ inline fs::path run(const Folder& folder, const std::string& name, const Options
   const fs::path dir = folder / name;
   write(dir / "metrics.jsonl", metrics(o, language(folder)));
   write(dir / "resolved.yaml", config(o, dir.string()));
-  write(dir / "log.txt",
-        "2026-01-02 03:04:05 bhyt 0.1.0 (a1b2c3d) | cpu: Neoverse-N1, 2 threads | fp32 | small, 15,012,864 parameters | norm bhyt κ=10\n");
+  write(dir / "run.json",
+        "{\"version\": \"0.1.0\", \"commit\": \"a1b2c3d\", \"machine\": \"cpu: Neoverse-N1, 2 threads\", \"dtype\": \"fp32\", "
+        "\"model\": \"small, 15,012,864 parameters\"}\n");
   return dir;
 }
 

@@ -166,7 +166,7 @@ TEST(Floor, IsFoundWhereTheDataIs) {
   EXPECT_EQ(notes.size(), 1u);
 }
 
-TEST(About, RunJsonThenLogThenANote) {
+TEST(About, RunJsonOrANote) {
   const fake::Folder folder;
   const fs::path dir = folder / "r";
   fs::create_directories(dir);
@@ -174,27 +174,22 @@ TEST(About, RunJsonThenLogThenANote) {
   read_about(dir, none);
   EXPECT_EQ(none.notes.size(), 1u);
 
-  fake::write(dir / "log.txt",
-              "2026-01-01 00:00:00 bhyt 0.0.9 (old) | cpu\n2026-01-02 00:00:00 resumed bhyt runs\n"
-              "2026-01-02 00:00:00 bhyt 0.1.0 (a1b2c3d) | cuda: NVIDIA H200 | bf16 | small, 12 parameters | norm bhyt κ=10\n");
   fs::create_directories(dir / "checkpoint-9");
   fs::create_directories(dir / "checkpoint-100");
   fs::create_directories(dir / "checkpoint-200.part");
-  report::Run log;
-  read_about(dir, log);
-  EXPECT_EQ(log.about, (Entries{{"version", "0.1.0"},
-                                {"commit", "a1b2c3d"},
-                                {"machine", "cuda: NVIDIA H200"},
-                                {"type", "bf16"},
-                                {"model", "small, 12 parameters"},
-                                {"norm", "bhyt κ=10"},
-                                {"newest checkpoint", "checkpoint-100"}}));
-
-  fake::write(dir / "run.json", "{\"version\":\"0.2\",\"threads\":2,\"nested\":{\"a\":1}}");
+  // A run of before there was run.json, and one whose run.json is damaged: what else is there.
+  for (const char* text : {"", "{", "[1]", "3"}) {
+    if (*text) fake::write(dir / "run.json", text);
+    report::Run old;
+    read_about(dir, old);
+    EXPECT_EQ(old.about, (Entries{{"newest checkpoint", "checkpoint-100"}})) << text;
+    EXPECT_EQ(old.notes.size(), 1u);
+  }
+  fake::write(dir / "run.json", "{\"version\":\"0.2\",\"threads\":2,\"nested\":{\"a\":1},\"none\":null}");
   report::Run json;
   read_about(dir, json);
-  EXPECT_EQ(json.about[0], (std::pair<std::string, std::string>{"version", "0.2"}));
-  EXPECT_EQ(json.about[1], (std::pair<std::string, std::string>{"threads", "2"}));
+  EXPECT_EQ(json.about, (Entries{{"version", "0.2"}, {"threads", "2"}, {"newest checkpoint", "checkpoint-100"}}));
+  EXPECT_TRUE(json.notes.empty());
 }
 
 TEST(Runs, AFolderOfRunsIsTakenWhole) {

@@ -1,4 +1,4 @@
-#include "data/hash.h"
+#include "io/hash.h"
 
 #include <algorithm>
 #include <bit>
@@ -43,7 +43,10 @@ void Hash64::update(const void* data, std::size_t bytes) {
     c = round(c, read64(p + 16));
     d = round(d, read64(p + 24));
   }
-  lane_[0] = a, lane_[1] = b, lane_[2] = c, lane_[3] = d;
+  lane_[0] = a;
+  lane_[1] = b;
+  lane_[2] = c;
+  lane_[3] = d;
   if (bytes > 0) std::memcpy(tail_, p, bytes);
   held_ = bytes;
 }

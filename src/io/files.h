@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace bhyt::train {
+namespace bhyt {
 
 namespace fs = std::filesystem;
 
@@ -32,6 +32,6 @@ std::string read_text(const fs::path& file);
 void write_synced(const fs::path& file, std::string_view text);    // in place, then fsync
 void replace_synced(const fs::path& file, std::string_view text);  // beside, synced, renamed: old or new, never half
 void cut_file(const fs::path& file, std::uintmax_t bytes);         // shortens, then fsync
-void sync_path(const fs::path& path);                              // a file or a folder
+void sync_to_disk(const fs::path& path);                           // a file or a folder
 
-}  // namespace bhyt::train
+}  // namespace bhyt

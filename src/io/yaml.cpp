@@ -1,4 +1,4 @@
-#include "train/yaml.h"
+#include "io/yaml.h"
 
 #include <yaml-cpp/yaml.h>
 
@@ -7,11 +7,13 @@
 #include <charconv>
 #include <cmath>
 
-#include "train/files.h"
+#include "io/files.h"
 
-namespace bhyt::train {
+namespace bhyt {
 
 namespace {
+
+using schema::Json;
 
 constexpr int kMaxDepth = 32;               // an alias may contain itself
 constexpr std::size_t kMaxNodes = 1 << 20;  // and may multiply
@@ -117,7 +119,7 @@ void write_map(const Json& map, const std::string& indent, std::string& out) {
 
 }  // namespace
 
-Json parse_yaml(const std::string& text, const std::string& where) {
+schema::Json parse_yaml(const std::string& text, const std::string& where) {
   try {
     return from_yaml(YAML::Load(text), where);
   } catch (const YAML::Exception& e) {
@@ -125,19 +127,19 @@ Json parse_yaml(const std::string& text, const std::string& where) {
   }
 }
 
-Json read_yaml(const std::filesystem::path& file) {
+schema::Json read_yaml(const std::filesystem::path& file) {
   std::error_code ignored;
   check_usage(std::filesystem::is_regular_file(file, ignored), "config {} is not a file", file.string());
   return parse_yaml(read_text(file), file.string());
 }
 
-std::string write_yaml(const Json& tree) {
+std::string write_yaml(const schema::Json& tree) {
   std::string out;
   write_map(tree, "", out);
   return out;
 }
 
-void apply_override(Json& tree, const std::string& word) {
+void apply_override(schema::Json& tree, const std::string& word) {
   const auto equals = word.find('=');
   check_usage(equals != std::string::npos && equals > 0, "expected key=value, got {}", word);
   std::string key = word.substr(0, equals);
@@ -169,4 +171,4 @@ void apply_override(Json& tree, const std::string& word) {
     (*at)[last] = std::move(value);
 }
 
-}  // namespace bhyt::train
+}  // namespace bhyt

@@ -6,19 +6,17 @@
 
 #include "core/schema.h"
 
-namespace bhyt::train {
-
-using schema::Json;
+namespace bhyt {
 
 // Plain scalars are typed: null, true/false, whole numbers, numbers (5e-4 too); quoted ones stay text. `where` names the source in errors.
-Json parse_yaml(const std::string& text, const std::string& where);
-Json read_yaml(const std::filesystem::path& file);
+schema::Json parse_yaml(const std::string& text, const std::string& where);
+schema::Json read_yaml(const std::filesystem::path& file);
 
 // Block style for maps, one line for lists; parse_yaml gives the same tree back.
-std::string write_yaml(const Json& tree);
+std::string write_yaml(const schema::Json& tree);
 
 // "train.lr=5e-4": sets one key of the tree. The value is read as YAML (as plain text where it is none: *.tok); null takes the key away.
 // Bare device, dtype, seed, threads, resume are short for run.*.
-void apply_override(Json& tree, const std::string& word);
+void apply_override(schema::Json& tree, const std::string& word);
 
-}  // namespace bhyt::train
+}  // namespace bhyt

@@ -1,4 +1,4 @@
-#include "train/files.h"
+#include "io/files.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -11,7 +11,7 @@
 
 #include "core/check.h"
 
-namespace bhyt::train {
+namespace bhyt {
 
 namespace {
 
@@ -86,7 +86,7 @@ void replace_synced(const fs::path& file, std::string_view text) {
     fs::remove(beside, ignored);
     throw;
   }
-  sync_path(file.parent_path());
+  sync_to_disk(file.parent_path());
 }
 
 void cut_file(const fs::path& file, std::uintmax_t bytes) {
@@ -95,9 +95,9 @@ void cut_file(const fs::path& file, std::uintmax_t bytes) {
   if (::fsync(d.fd) != 0) fail_on("sync", file);
 }
 
-void sync_path(const fs::path& path) {
+void sync_to_disk(const fs::path& path) {
   const Descriptor d{open_or_fail(path.empty() ? "." : path, O_RDONLY)};
   if (::fsync(d.fd) != 0) fail_on("sync", path);
 }
 
-}  // namespace bhyt::train
+}  // namespace bhyt

@@ -1,0 +1,16 @@
+// A batch on the host, as a source of data hands it to whoever trains.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace bhyt {
+
+// Row r: tokens[r·T + t] is followed by targets[r·T + t].
+struct HostBatch {
+  std::int64_t batch = 0, seq = 0;
+  std::vector<std::int32_t> tokens, targets;   // [B,T]; a negative target is not scored
+  std::vector<std::int32_t> positions, first;  // [B,T] where documents do not see each other, else empty
+};
+
+}  // namespace bhyt

@@ -1,0 +1,108 @@
+#include "machine/machine.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <ctime>
+#include <fstream>
+#include <map>
+
+#include "bhyt_version.h"
+#include "core/memory.h"
+#include "core/parallel.h"
+#include "io/format.h"
+#include "ops/gemm/gemm.h"
+
+namespace bhyt {
+
+namespace {
+
+// A number behind a key of a /proc or cgroup file; 0 when it is not there.
+double number_in(const char* file, const std::string& key) {
+  std::ifstream in(file);
+  for (std::string word; in >> word;)
+    if (key.empty() || word == key) {
+      double value = 0;
+      if (key.empty()) return std::atof(word.c_str());
+      in >> value;
+      return value;
+    }
+  return 0;
+}
+
+}  // namespace
+
+std::string program_version() { return BHYT_VERSION; }
+std::string program_commit() { return BHYT_COMMIT; }
+
+std::string processor_name() {
+  std::ifstream in("/proc/cpuinfo");
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with("model name") && line.find(": ") != std::string::npos) return line.substr(line.find(": ") + 2);
+  return "";
+}
+
+std::string describe_device(Device device) {
+  if (device.is_cuda()) return fmt::format("cuda: {}", cuda::describe(device.index));
+  const std::string name = processor_name();
+  const int n = num_threads();
+  return fmt::format("cpu: {}{} thread{}", name.empty() ? "" : name + ", ", n, n == 1 ? "" : "s");
+}
+
+std::size_t total_memory(Device device) {
+  if (device.is_cuda()) return cuda::total_bytes(device.index);
+  const auto physical = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE));
+  const double allowed = number_in("/sys/fs/cgroup/memory.max", "");  // "max" reads as 0
+  return static_cast<std::size_t>(allowed > 0 ? std::min(physical, allowed) : physical);
+}
+
+std::size_t free_memory(Device device) {
+  if (device.is_cuda()) return cuda::free_bytes(device.index);
+  return static_cast<std::size_t>(number_in("/proc/meminfo", "MemAvailable:") * 1024);
+}
+
+double peak_flops(Device device, DType type) {
+  if (device.is_cuda()) {
+    const std::string name = cuda::describe(device.index);
+    const bool hopper = name.find("H100") != std::string::npos || name.find("H200") != std::string::npos;
+    return hopper && type == DType::bf16 ? 989e12 : 0;  // dense; the figure with sparsity is twice that
+  }
+  static std::map<std::pair<DType, int>, double> known;  // by type and threads: a program that trains twice measures once
+  double& best = known[{type, num_threads()}];
+  if (best > 0) return best;
+  // Larger products until a fifth of a second is spent: small enough for a slow machine, large enough for a fast one.
+  const double start = seconds();
+  for (std::int64_t n = 128; seconds() - start < 0.2; n = std::min<std::int64_t>(n * 2, 1024)) {
+    const OwnedTensor a(device, type, {n, n}), b(device, type, {n, n}), c(device, DType::f32, {n, n});
+    zero(a);
+    zero(b);
+    gemm(a, b, c, {.trans_b = true});
+    const double before = seconds();
+    gemm(a, b, c, {.trans_b = true});
+    best = std::max(best, 2.0 * static_cast<double>(n * n * n) / (seconds() - before));
+  }
+  return best;
+}
+
+double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+double unix_time() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+
+std::string utc_time() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  char text[32];
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts)};
+}
+
+schema::Json machine_facts(Device device, DType type) {
+  schema::Json facts = {{"version", program_version()}, {"commit", program_commit()}, {"machine", describe_device(device)},
+                        {"device", name_of(device)},    {"dtype", name_of(type)},     {"threads", num_threads()}};
+  if (const std::string name = processor_name(); !name.empty()) facts["processor"] = name;
+  facts["memory"] = human_bytes(static_cast<double>(total_memory(device)));
+  return facts;
+}
+
+}  // namespace bhyt

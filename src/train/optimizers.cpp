@@ -1,0 +1,60 @@
+// The table of optimizers.
+#include "core/check.h"
+#include "train/optimizer.h"
+
+namespace bhyt::train {
+
+namespace {
+
+class AdamWOptimizer : public Optimizer {
+ public:
+  AdamWOptimizer(const TrainSection& settings, const Parameters& parameters)
+      : Optimizer(parameters), settings_(settings), m_(add_state("m")), v_(add_state("v")) {}
+
+  void step(const Update& u) override {
+    adamw(masters().low_bits(), u.gradients, m_, v_, spans(),
+          {.lr = u.lr,
+           .beta1 = settings_.betas[0],
+           .beta2 = settings_.betas[1],
+           .eps = settings_.adam_eps,
+           .weight_decay = settings_.weight_decay,
+           .step = u.number,
+           .grad_norm = u.grad_norm,
+           .loss = u.loss,
+           .clip = settings_.clip});
+  }
+
+ private:
+  TrainSection settings_;
+  Tensor m_, v_;
+};
+
+template <class O>
+std::unique_ptr<Optimizer> make(const TrainSection& settings, const Parameters& parameters) {
+  return std::make_unique<O>(settings, parameters);
+}
+
+struct Row {
+  const char* name;
+  std::unique_ptr<Optimizer> (*make)(const TrainSection& settings, const Parameters& parameters);
+};
+
+constexpr Row kOptimizers[] = {
+    {"adamw", make<AdamWOptimizer>},
+};
+
+}  // namespace
+
+std::vector<std::string> optimizer_names() {
+  std::vector<std::string> names;
+  for (const Row& row : kOptimizers) names.emplace_back(row.name);
+  return names;
+}
+
+std::unique_ptr<Optimizer> make_optimizer(const TrainSection& settings, const Parameters& parameters) {
+  for (const Row& row : kOptimizers)
+    if (settings.optimizer == row.name) return row.make(settings, parameters);
+  throw UsageError(fmt::format("train.optimizer must be one of {}, got \"{}\"", fmt::join(optimizer_names(), ", "), settings.optimizer));
+}
+
+}  // namespace bhyt::train
