@@ -1,17 +1,20 @@
 // bhyt pretrain as a user meets it, and as a machine that dies under it does.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <signal.h>
+#include <sys/inotify.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
+#include <array>
 #include <functional>
 #include <nlohmann/json.hpp>
-#include <random>
-#include <thread>
+#include <stdexcept>
+#include <tuple>
 
 #include "tests/cli/program.h"
 
@@ -20,7 +23,6 @@ namespace {
 
 using Json = nlohmann::json;
 using Words = std::vector<std::string>;
-using Milliseconds = std::chrono::duration<double, std::milli>;
 
 Words operator+(Words a, const Words& b) {
   a.insert(a.end(), b.begin(), b.end());
@@ -74,54 +76,72 @@ struct Place {
   }
 };
 
-// The program in the background, its messages in a file.
+// The program in the background, its messages read line by line. The socket between holds a few lines only: a program whose messages are
+// not read soon waits in its next one, so that it is never far beyond what was seen of it.
 class Process {
  public:
-  Process(const Words& args, const fs::path& messages, const std::function<void()>& in_child = {}) {
+  explicit Process(const Words& args, const std::function<void()>& in_child = {}) {
     Words all = Words{BHYT_PROGRAM} + args;
     std::vector<char*> argv;
     for (std::string& a : all) argv.push_back(a.data());
     argv.push_back(nullptr);
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) throw std::runtime_error("no socket pair");
+    const int least = 1;  // the system raises it to its minimum
+    setsockopt(ends[1], SOL_SOCKET, SO_SNDBUF, &least, sizeof least);
     pid_ = fork();
     if (pid_ == 0) {
-      const int fd = open(messages.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
-      dup2(fd, STDOUT_FILENO);
-      dup2(fd, STDERR_FILENO);
+      dup2(ends[1], STDOUT_FILENO);
+      dup2(ends[1], STDERR_FILENO);
       if (in_child) in_child();
       execv(argv[0], argv.data());
       _exit(127);
     }
+    close(ends[1]);
+    socket_ = ends[0];
   }
   ~Process() {
-    if (pid_ > 0) send(SIGKILL), wait();
+    send(SIGKILL);
+    wait();
+    close(socket_);
   }
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+
   void send(int signal) const {
     if (pid_ > 0) kill(pid_, signal);  // 0 would be everyone
   }
-  bool running() {
-    if (pid_ > 0 && waitpid(pid_, &status_, WNOHANG) == pid_) pid_ = 0;
-    return pid_ > 0;
-  }
   // Exit code as a shell shows it.
   int wait() {
+    while (read_some()) {
+    }
     if (pid_ > 0) waitpid(pid_, &status_, 0);
     pid_ = 0;
     return WIFEXITED(status_) ? WEXITSTATUS(status_) : 128 + WTERMSIG(status_);
   }
+  const std::string& messages() const { return messages_; }
+  int socket() const { return socket_; }
+
+  // Reads on; false at the end of the program.
+  bool read_some() {
+    char piece[64];
+    const ssize_t n = read(socket_, piece, sizeof piece);
+    if (n > 0) messages_.append(piece, static_cast<std::size_t>(n));
+    return n > 0;
+  }
+  // Until the messages hold a text; false when the program ends without.
+  bool read_until(const std::string& text) {
+    while (messages_.find(text) == std::string::npos)
+      if (!read_some()) return false;
+    return true;
+  }
+  bool read_until_step(std::int64_t step, std::int64_t steps) { return read_until(fmt::format("step {:>5}/{} ", step, steps)); }
 
  private:
   pid_t pid_ = 0;
-  int status_ = 0;
+  int socket_ = -1, status_ = 0;
+  std::string messages_;
 };
-
-// Until it holds or the process ends; says whether it held.
-bool wait_for(Process& process, const std::function<bool()>& holds) {
-  while (!holds()) {
-    if (!process.running()) return holds();
-    std::this_thread::sleep_for(Milliseconds(0.2));
-  }
-  return true;
-}
 
 Words names_in(const fs::path& dir, const std::string& prefix = "") {
   Words names;
@@ -166,41 +186,80 @@ bool says(const std::string& text, const std::string& part) {
   return false;
 }
 
-TEST(Pretrain, KilledAtRandomMomentsItEndsWithTheSameBits) {
+std::int64_t newest_checkpoint(const fs::path& run) {
+  std::int64_t newest = 0;
+  for (const std::string& name : names_in(run, "checkpoint-")) newest = std::max<std::int64_t>(newest, std::stoll(name.substr(11)));
+  return newest;
+}
+
+// Steps that a killed run had done and not saved.
+std::int64_t lost_steps(const fs::path& run) {
+  const auto lines = metrics_of(run);
+  return lines.empty() ? 0 : lines.back()["step"].get<std::int64_t>() - newest_checkpoint(run);
+}
+
+TEST(Pretrain, KilledAtObservedStepsItEndsWithTheSameBits) {
   const Place place;
-  const Outcome straight = bhyt(place.run("a"));
+  const Words often = {"train.steps=120", "train.save_every=30", "train.log_every=1", "train.eval_every=25"};
+  const Outcome straight = bhyt(place.run("a", often));
   ASSERT_EQ(straight.code, 0) << straight.err;
-  std::mt19937 random(1);
-  const Words again = place.run("b", {"resume=auto"});
-  int kills = 0;
-  for (bool done = false; !done; ++kills) {
-    Process process(again, place.path / "messages");
-    const Milliseconds patience(100 + 50 * kills + std::uniform_int_distribution(0, 400)(random));
-    const auto until = std::chrono::steady_clock::now() + patience;
-    while (process.running() && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(Milliseconds(1));
-    done = !process.running() && process.wait() == 0;
-    if (!done) process.send(SIGKILL), process.wait();
-    ASSERT_LT(kills, 300) << read_text(place.path / "messages");
+  const Words again = place.run("b", often + Words{"resume=auto"});
+  for (const std::int64_t step : {4, 33, 65, 96}) {
+    Process process(again);
+    ASSERT_TRUE(process.read_until_step(step, 120)) << process.messages();
+    process.send(SIGKILL);
+    EXPECT_EQ(process.wait(), 128 + SIGKILL);
+    EXPECT_EQ(newest_checkpoint(place.path / "b"), step / 30 * 30);
+    EXPECT_GE(lost_steps(place.path / "b"), 3);
   }
+  const Outcome last = bhyt(again);
+  EXPECT_EQ(last.code, 0) << last.err;
+  says(last.err, "going on after step 90");
   expect_same_runs(place.path / "a", place.path / "b");
+}
+
+// Reads the program's messages until a checkpoint is being made, not the first of this process (or the run would never get past it), and
+// in it the file that is named. False when the program ended before.
+bool wait_inside_save(Process& process, const fs::path& run, const std::string& file) {
+  struct Watch {
+    int fd = inotify_init1(IN_CLOEXEC);
+    ~Watch() { close(fd); }
+  } watch;
+  inotify_add_watch(watch.fd, run.c_str(), IN_CREATE);
+  int saves = 0;
+  for (;;) {
+    std::array<pollfd, 2> waited{{{process.socket(), POLLIN, 0}, {watch.fd, POLLIN, 0}}};
+    if (poll(waited.data(), waited.size(), -1) < 0) return false;
+    if (waited[0].revents && !process.read_some()) return false;
+    if (!(waited[1].revents & POLLIN)) continue;
+    alignas(inotify_event) char events[4096];
+    const ssize_t bytes = read(watch.fd, events, sizeof events);
+    for (ssize_t at = 0; at < bytes;) {
+      const auto* e = reinterpret_cast<const inotify_event*>(events + at);
+      at += static_cast<ssize_t>(sizeof *e) + e->len;
+      const std::string name = e->len ? e->name : "";
+      if (name == file) return true;
+      if (!name.starts_with("tmp-checkpoint-") || name.ends_with("-removed") || ++saves < 2) continue;
+      inotify_add_watch(watch.fd, (run / name).c_str(), IN_CREATE);
+      if (file.empty() || fs::exists(run / name / file)) return true;
+    }
+  }
 }
 
 TEST(Pretrain, KilledInsideASaveItEndsWithTheSameBits) {
   const Place place(true);
   ASSERT_EQ(bhyt(place.run("a")).code, 0);
   const Words again = place.run("b", {"resume=auto"});
-  std::mt19937 random(2);
+  fs::create_directory(place.path / "b");
   int inside = 0;
-  for (int i = 0; i < 5; ++i) {
-    Process process(again, place.path / "messages");
-    // Not the first save of this process, or it would never get past it.
-    const std::size_t before = metrics_of(place.path / "b").size();
-    wait_for(process,
-             [&] { return metrics_of(place.path / "b").size() > before + 2 && !names_in(place.path / "b", "tmp-checkpoint-").empty(); });
-    std::this_thread::sleep_for(Milliseconds(std::uniform_real_distribution(0.0, 8.0)(random)));
+  for (const char* file : {"", "model.safetensors", "optimizer.safetensors", "trainer_state.json", "manifest.json"}) {
+    Process process(again);
+    ASSERT_TRUE(wait_inside_save(process, place.path / "b", file)) << process.messages();
     process.send(SIGKILL);
     process.wait();
-    inside += !names_in(place.path / "b", "tmp-").empty();
+    if (names_in(place.path / "b", "tmp-checkpoint-").empty()) continue;  // the save was quicker than the signal
+    ++inside;
+    EXPECT_GE(lost_steps(place.path / "b"), 3) << file;
   }
   EXPECT_GT(inside, 0);
   const Outcome last = bhyt(again);
@@ -210,15 +269,16 @@ TEST(Pretrain, KilledInsideASaveItEndsWithTheSameBits) {
 
 TEST(Pretrain, SignalsFinishTheStepSaveAndSayWhich) {
   const Place place;
-  ASSERT_EQ(bhyt(place.run("a")).code, 0);
-  const Words again = place.run("b", {"resume=auto"});
-  for (const auto& [signal, code] : {std::pair{SIGINT, 130}, std::pair{SIGTERM, 143}}) {
-    Process process(again, place.path / "messages");
-    const std::size_t before = metrics_of(place.path / "b").size();
-    ASSERT_TRUE(wait_for(process, [&] { return metrics_of(place.path / "b").size() > before + 1; })) << read_text(place.path / "messages");
+  const Words often = {"train.log_every=1", "train.save_every=10"};
+  ASSERT_EQ(bhyt(place.run("a", often)).code, 0);
+  const Words again = place.run("b", often + Words{"resume=auto"});
+  for (const auto& [signal, code, step] : {std::tuple{SIGINT, 130, 3}, std::tuple{SIGTERM, 143, 23}}) {
+    Process process(again);
+    ASSERT_TRUE(process.read_until_step(step, 40)) << process.messages();
     process.send(signal);
     EXPECT_EQ(process.wait(), code);
-    says(read_text(place.path / "messages"), signal == SIGINT ? "stopped by SIGINT after step" : "stopped by SIGTERM after step");
+    says(process.messages(), signal == SIGINT ? "stopped by SIGINT after step" : "stopped by SIGTERM after step");
+    EXPECT_EQ(lost_steps(place.path / "b"), 0);
   }
   const Outcome last = bhyt(again);
   EXPECT_EQ(last.code, 0) << last.err;
@@ -228,12 +288,12 @@ TEST(Pretrain, SignalsFinishTheStepSaveAndSayWhich) {
 
 TEST(Pretrain, ASecondSignalQuitsAtOnce) {
   const Place place;
-  // One step of this takes far longer than the test waits.
-  Process process(place.run("a", {"train.batch=6000", "train.micro_batch=6", "train.steps=2"}), place.path / "messages");
-  ASSERT_TRUE(wait_for(process, [&] { return read_text(place.path / "messages").find("data    ") != std::string::npos; }));
-  std::this_thread::sleep_for(Milliseconds(400));  // the handlers are there once the peak is measured
+  // Every step of this takes far longer than a signal.
+  Process process(place.run("a", {"train.batch=1800", "train.micro_batch=6", "train.steps=900", "train.log_every=1", "train.save_every=0",
+                                  "train.eval_every=0"}));
+  ASSERT_TRUE(process.read_until_step(1, 900)) << process.messages();
   process.send(SIGINT);
-  ASSERT_TRUE(wait_for(process, [&] { return read_text(place.path / "messages").find("once more to quit") != std::string::npos; }));
+  ASSERT_TRUE(process.read_until("once more to quit")) << process.messages();
   process.send(SIGINT);
   EXPECT_EQ(process.wait(), 130);
   EXPECT_EQ(names_in(place.path / "a", "checkpoint-"), Words{});
@@ -246,10 +306,10 @@ TEST(Pretrain, AFileThatMayNotGrowIsAnErrorAndHurtsNothing) {
     const rlimit limit{40000, 40000};
     setrlimit(RLIMIT_FSIZE, &limit);
   };
-  Process process(place.run("a", {"resume=auto"}), place.path / "messages", limited);
+  Process process(place.run("a", {"resume=auto"}), limited);
   EXPECT_EQ(process.wait(), 1);
-  says(read_text(place.path / "messages"), "checkpoint-9: ");
-  says(read_text(place.path / "messages"), "File too large");
+  says(process.messages(), "checkpoint-9: ");
+  says(process.messages(), "File too large");
   EXPECT_EQ(names_in(place.path / "a", "checkpoint-"), (Words{"checkpoint-3", "checkpoint-6"}));
   EXPECT_EQ(names_in(place.path / "a", "tmp-"), Words{});
   ASSERT_EQ(bhyt(place.run("a", {"resume=auto"})).code, 0);
@@ -280,8 +340,8 @@ TEST(Pretrain, AFullDiskIsAnErrorAndHurtsNothing) {
 
 TEST(Pretrain, OneProcessPerDirectory) {
   const Place place;
-  Process first(place.run("a", {"train.steps=100000"}), place.path / "messages");
-  ASSERT_TRUE(wait_for(first, [&] { return metrics_of(place.path / "a").size() > 2; })) << read_text(place.path / "messages");
+  Process first(place.run("a", {"train.steps=90000"}));
+  ASSERT_TRUE(first.read_until_step(3, 90000)) << first.messages();
   const Outcome second = bhyt(place.run("a", {"resume=auto"}));
   EXPECT_EQ(second.code, 1);
   says(second.err, "is being written by another process");

@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "io/files.h"
 #include "tests/train/helpers.h"
-#include "train/files.h"
 
 namespace bhyt::train {
 namespace {
@@ -138,6 +138,10 @@ TEST(Config, ErrorsNameKeyValueAndWhatIsAllowed) {
   EXPECT_EQ(error_of({"data.train=[a, {path: b, weight: 1}]"}), "data.train: give every path a weight, or none");
   EXPECT_EQ(error_of({"data.train=[{path: b, wight: 1}]"}), "unknown key data.train[0].wight (did you mean data.train[0].weight?)");
   EXPECT_EQ(error_of({"data.train=[3]"}), "data.train[0] must be a path, or {path, weight}, got 3");
+  EXPECT_EQ(error_of({"train.tokens=1e300"}).substr(0, 34), "train.tokens must come to at most ");
+  EXPECT_EQ(error_of({"model.init=/nowhere"}, "run: {dir: 7, resume: auto}"),
+            "model.init: /nowhere is not a checkpoint folder (no config.json there)");
+  EXPECT_EQ(error_of({"model.init=/nowhere"}, "run: {dir: [7], resume: auto}"), "run.dir must be a text, got [7]");
   EXPECT_EQ(error_of({"dtype=fp16"}), "run.dtype must be fp32 or bf16, got fp16");
   EXPECT_EQ(error_of({"resume=yes"}), "run.resume must be one of never, auto, must, got \"yes\"");
   EXPECT_EQ(error_of({}, "version: 2"), "version must be 1, got 2");

@@ -14,9 +14,10 @@
 
 #include "core/log.h"
 #include "core/rng.h"
+#include "data/batch.h"
 #include "data/token_file.h"
+#include "io/files.h"
 #include "tests/devices.h"
-#include "train/files.h"
 #include "train/trainer.h"
 
 namespace bhyt::train {
@@ -97,6 +98,37 @@ inline Outcome train(const Words& words, TrainerOptions options = {}) {
   log::set_quiet(true);
   Trainer trainer(config_of(words), std::move(options));
   return trainer.run();
+}
+
+// The loss (a sum over the scored tokens) and the gradients of its mean, an arena, of a batch that is a whole step: the one place where
+// these tests call the model's backward. The model is prepared for the batch.
+struct LossAndGradients {
+  double loss = 0;
+  std::vector<float> gradients;
+};
+inline LossAndGradients loss_and_gradients(Model& model, const HostBatch& host, bool with_aux) {
+  const auto upload = [&](const std::vector<std::int32_t>& from) {
+    OwnedTensor t(model.device(), DType::i32, {host.batch, host.seq});
+    device_copy(model.device(), t.t.data, Device::cpu(), from.data(), t.t.bytes());
+    return t;
+  };
+  const OwnedTensor tokens = upload(host.tokens), targets = upload(host.targets), loss(model.device(), DType::f32, {1});
+  const OwnedTensor gradients(model.device(), DType::f32, {model.parameters().arena_size()});
+  const auto n = static_cast<double>(host.batch * host.seq);
+  zero(loss);
+  model.forward_backward({.batch = host.batch, .seq = host.seq, .tokens = tokens, .targets = targets}, {.gradients = gradients,
+                                                                                                        .loss = loss,
+                                                                                                        .scale = static_cast<float>(1 / n),
+                                                                                                        .tokens_in_step = n,
+                                                                                                        .with_aux = with_aux,
+                                                                                                        .accumulate = false});
+  LossAndGradients out;
+  float sum = 0;
+  device_copy(Device::cpu(), &sum, model.device(), loss.t.data, sizeof sum);
+  out.loss = static_cast<double>(sum);
+  out.gradients.resize(static_cast<std::size_t>(gradients.t.size()));
+  device_copy(Device::cpu(), out.gradients.data(), model.device(), gradients.t.data, gradients.t.bytes());
+  return out;
 }
 
 struct Killed {};

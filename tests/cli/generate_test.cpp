@@ -1,0 +1,118 @@
+// bhyt generate with text: where it stops, and what a long prompt gives, on a model that knows one sentence by heart.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "core/rng.h"
+#include "model/safetensors.h"
+#include "tests/cli/program.h"
+
+namespace bhyt::test {
+namespace {
+
+using Json = nlohmann::json;
+using Words = std::vector<std::string>;
+
+constexpr const char* kSentence = "mary had a little lamb";
+constexpr int kEndOfText = 256;  // of the byte tokenizer
+
+class GenerateText : public ::testing::Test {
+ public:
+  static void SetUpTestSuite() {
+    folder_ = new TempFolder;
+    std::ofstream out(folder_->path / "text.jsonl");
+    for (int i = 0; i < 200; ++i) out << "{\"text\": \"" << kSentence << "\"}\n";
+    out.close();
+    setenv("BHYT_CACHE", at("cache").c_str(), 1);
+    const Outcome trained = bhyt({"pretrain", "model.d=32", "model.layers=2", "model.heads=2", "model.mlp=48", "data.attend=document",
+                                  "data.seq_len=32", "train.batch=8", "train.steps=120", "train.lr=1e-2", "train.save_every=0", "threads=1",
+                                  "device=cpu", "data.train=" + at("text.jsonl"), "run.dir=" + at("run"), "--quiet"});
+    unsetenv("BHYT_CACHE");
+    ASSERT_EQ(trained.code, 0) << trained.err;
+  }
+  static void TearDownTestSuite() {
+    delete folder_;
+    folder_ = nullptr;
+  }
+
+ protected:
+  static std::string at(const std::string& name) { return (folder_->path / name).string(); }
+  static std::string checkpoint() { return at("run/checkpoint-120"); }
+  static Json generate(const Words& more, const std::string& model = checkpoint()) {
+    Words args = {"generate", "--model", model, "--json", "device=cpu", "threads=1"};
+    args.insert(args.end(), more.begin(), more.end());
+    const Outcome out = bhyt(args);
+    EXPECT_EQ(out.code, 0) << out.err;
+    return Json::parse(out.out, nullptr, false);
+  }
+
+ private:
+  static inline TempFolder* folder_ = nullptr;
+};
+
+TEST_F(GenerateText, StopsAtTheEndOfTheText) {
+  const Json j = generate({"--prompt", "mary had", "--max-tokens", "40"});
+  EXPECT_EQ(j["text"], " a little lamb");
+  EXPECT_EQ(j["finish_reason"], "stop");
+  EXPECT_EQ(j["ids"].size(), 14u);
+  EXPECT_EQ(j["prompt_tokens"], 8);
+  const Outcome plain =
+      bhyt({"generate", "--model", checkpoint(), "--prompt", "mary had", "--max-tokens", "40", "device=cpu", "threads=1"});
+  EXPECT_EQ(plain.out, " a little lamb\n");
+}
+
+TEST_F(GenerateText, GoesOnWhereItIsToldTo) {
+  const Json j = generate({"--prompt", "mary had", "--max-tokens", "40", "--ignore-eos"});
+  EXPECT_EQ(j["finish_reason"], "length");
+  ASSERT_EQ(j["ids"].size(), 40u);
+  EXPECT_EQ(j["ids"][14], kEndOfText);
+  const Json ids = generate({"--ids", "--prompt", "109 97 114 121 32 104 97 100", "--max-tokens", "40"});  // ids have no end of text
+  EXPECT_EQ(ids["ids"], j["ids"]);
+}
+
+TEST_F(GenerateText, StopsAtTheLengthThatIsAsked) {
+  const Json j = generate({"--prompt", "mary had", "--max-tokens", "4"});
+  EXPECT_EQ(j["text"], " a l");
+  EXPECT_EQ(j["finish_reason"], "length");
+}
+
+TEST_F(GenerateText, StopsAtTheIdsThatTheCheckpointNames) {
+  fs::copy(checkpoint(), at("stops"));
+  Json config = Json::parse(read_text(at("stops/config.json")));
+  config["eos_token_id"] = {static_cast<int>('b'), static_cast<int>('l')};
+  std::ofstream(at("stops/config.json")) << config.dump();
+  const Json j = generate({"--prompt", "mary had", "--max-tokens", "40"}, at("stops"));
+  EXPECT_EQ(j["text"], " a ");
+  EXPECT_EQ(j["finish_reason"], "stop");
+}
+
+// Prompts are computed in pieces of 256: the continuation is the one that the whole row through forward gives.
+TEST_F(GenerateText, ALongPromptContinuesAsTheWholeRowDoes) {
+  constexpr std::int64_t kNew = 6;
+  for (const std::int64_t length : {255, 256, 257, 700}) {
+    Rng rng(static_cast<std::uint64_t>(length));
+    std::vector<std::int64_t> ids;
+    std::string prompt;
+    for (std::int64_t i = 0; i < length; ++i) {
+      ids.push_back(static_cast<std::int64_t>(rng.below(256)));
+      prompt += std::to_string(ids.back()) + " ";
+    }
+    const Json made = generate({"--ids", "--prompt", prompt, "--max-tokens", std::to_string(kNew)})["ids"];
+    ASSERT_EQ(made.size(), static_cast<std::size_t>(kNew));
+    for (const auto& id : made) ids.push_back(id);
+    const auto bytes = ids.size() * sizeof ids[0];
+    write_safetensors(at("row.safetensors"), {{"tokens", "I64", {1, length + kNew}, [&](const auto& put) { put(ids.data(), bytes); }}});
+    const Outcome run = bhyt(
+        {"forward", "--model", checkpoint(), "--tokens", at("row.safetensors"), "--out", at("out.safetensors"), "device=cpu", "threads=1"});
+    ASSERT_EQ(run.code, 0) << run.err;
+    const SafeTensors file(at("out.safetensors"));
+    const SafeTensor& logits = file.at("logits");  // [1, T, V]
+    std::vector<float> row(static_cast<std::size_t>(logits.shape[2]));
+    for (std::int64_t i = 0; i < kNew; ++i) {
+      SafeTensors::to_float(logits, (length - 1 + i) * logits.shape[2], logits.shape[2], row.data());
+      EXPECT_EQ(made[static_cast<std::size_t>(i)], std::max_element(row.begin(), row.end()) - row.begin()) << length << " " << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace bhyt::test
