@@ -128,17 +128,20 @@ Json mathematics_of(const Session& s) {
   return math;
 }
 
-// run.json: where and with what the run is made. A resumed run keeps when it was first started.
+// run.json: where and with what the run is made. A resumed run keeps when it was first started, if that was written.
 void write_run_json(const Session& s, bool resumed) {
   const fs::path file = s.dir->path() / "run.json";
   Json facts = machine_facts(s.config.device, *s.config.run.dtype);
   facts["model"] = model_line(*s.model);
   facts["norm"] = norm_line(s.config.model.config.norm);
   facts["optimizer"] = s.config.train.optimizer;
-  const std::string now = utc_time();
-  const Json before = resumed && fs::exists(file) ? Json::parse(read_text(file), nullptr, false) : Json();
-  facts["started"] = before.is_object() ? before.value("started", Json(now)) : Json(now);
-  if (resumed) facts["resumed"] = now;
+  if (resumed) {
+    const Json before = fs::exists(file) ? Json::parse(read_text(file), nullptr, false) : Json();
+    if (before.is_object() && before.contains("started")) facts["started"] = before["started"];
+    facts["resumed"] = utc_time();
+  } else {
+    facts["started"] = utc_time();
+  }
   replace_synced(file, facts.dump(2) + "\n");
 }
 
