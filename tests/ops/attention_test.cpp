@@ -83,15 +83,15 @@ std::vector<Case> tests() {
   std::vector<Case> cases;
   for (const std::int64_t t : {1, 2, 31, 32, 33, 63, 64, 65, 130, 257})
     cases.push_back(attention_case({.batch = 1, .seq = t, .heads = 2, .kv_heads = 1, .head_dim = 8}));
-  for (const std::int64_t d : {1, 3, 16, 17, 32, 64, 128})
+  for (const std::int64_t d : {1, 3, 16, 17, 32, 64, 96, 128})
     cases.push_back(attention_case({.batch = 1, .seq = 67, .heads = 1, .kv_heads = 1, .head_dim = d}));
   cases.push_back(attention_case({.batch = 2, .seq = 37, .heads = 6, .kv_heads = 1, .head_dim = 5}));
   cases.push_back(attention_case({.batch = 2, .seq = 70, .heads = 3, .kv_heads = 3, .head_dim = 12}));
   cases.push_back(attention_case({.batch = 2, .seq = 131, .heads = 4, .kv_heads = 2, .head_dim = 6}));
   cases.push_back(attention_case({.batch = 2, .seq = 257, .heads = 2, .kv_heads = 1, .head_dim = 4}, Mask::documents));
   cases.push_back(attention_case({.batch = 3, .seq = 41, .heads = 2, .kv_heads = 2, .head_dim = 9}, Mask::documents));
-  // The widths that have their own kernels on the GPU: one row, a row beyond a tile, documents that end within tiles.
-  for (const std::int64_t d : {64, 128}) {
+  // The widths that have their own kernels on the GPU, and one between them: one row, a row beyond a tile, documents that end within tiles.
+  for (const std::int64_t d : {64, 96, 128}) {
     cases.push_back(attention_case({.batch = 2, .seq = 1, .heads = 4, .kv_heads = 2, .head_dim = d}));
     cases.push_back(attention_case({.batch = 1, .seq = 65, .heads = 4, .kv_heads = 2, .head_dim = d}));
     cases.push_back(attention_case({.batch = 1, .seq = 130, .heads = 2, .kv_heads = 1, .head_dim = d}));
@@ -146,26 +146,29 @@ TEST(Attention, ExponentialOfScores) {
     EXPECT_TRUE(std::isnan(cpu::exp_score(std::copysign(std::numeric_limits<float>::quiet_NaN(), sign))));
 }
 
-OwnedTensor random_tensor(DType type, const Shape& shape, std::uint64_t seed, double scale = 1) {
+OwnedTensor random_tensor(Device device, DType type, const Shape& shape, std::uint64_t seed) {
   std::int64_t n = 1;
   for (const auto d : shape) n *= d;
   Rng rng(seed);
   std::vector<double> v(index(n));
-  for (double& x : v) x = scale * rng.normal();
-  return make_tensor(Device::cpu(), type, shape, v);
+  for (double& x : v) x = rng.normal();
+  return make_tensor(device, type, shape, v);
 }
+OwnedTensor random_tensor(DType type, const Shape& shape, std::uint64_t seed) { return random_tensor(Device::cpu(), type, shape, seed); }
 
 // Decoding token by token, or in chunks, gives the rows of the prefill.
-void expect_cached_equals_whole() {
-  const double bf16_error = cpu::use_bf16_tiles() ? 0x1p-7 : 0x1p-8;  // tiles round the probabilities, single tokens do not
-  const AttentionShape s{.batch = 1, .seq = 150, .heads = 6, .kv_heads = 2, .head_dim = 20};
+void expect_cached_equals_whole(Device device, std::int64_t head_dim) {
+  // Tiles round the probabilities, single tokens do not.
+  const double bf16_error = device.is_cuda() || cpu::use_bf16_tiles() ? 0x1p-7 : 0x1p-8;
+  const AttentionShape s{.batch = 1, .seq = 150, .heads = 6, .kv_heads = 2, .head_dim = head_dim};
   const std::int64_t q = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
   for (const DType type : {DType::f32, DType::bf16}) {
-    const OwnedTensor qkv = random_tensor(type, {s.seq, q + 2 * kv}, 5), whole = random_tensor(type, {s.seq, q}, 6);
+    SCOPED_TRACE(fmt::format("{}, {}, heads of {}", name_of(device), name_of(type), head_dim));
+    const OwnedTensor qkv = random_tensor(device, type, {s.seq, q + 2 * kv}, 5), whole = random_tensor(device, type, {s.seq, q}, 6);
     attention(qkv, whole, {}, {}, s);
     const auto expected = to_doubles(whole);
     for (const std::int64_t n : {1, 2, 7, 8, 50, 75, 150}) {
-      const OwnedTensor out = random_tensor(type, {s.seq, q}, 7);
+      const OwnedTensor out = random_tensor(device, type, {s.seq, q}, 7);
       for (std::int64_t past = 0; past < s.seq; past += n) {
         const std::int64_t now = std::min(n, s.seq - past);
         attention_cached(qkv.t.col_slice(0, q).row_slice(past, now), qkv.t.col_slice(q, kv).row_slice(0, past + now),
@@ -178,10 +181,13 @@ void expect_cached_equals_whole() {
     }
   }
 }
-TEST(Attention, CachedEqualsWhole) { expect_cached_equals_whole(); }
+TEST(Attention, CachedEqualsWhole) {
+  for (const Device device : devices())
+    for (const std::int64_t head_dim : {20, 64, 96, 128}) expect_cached_equals_whole(device, head_dim);
+}
 TEST(AttentionByTiles, CachedEqualsWhole) {
   const cpu::BfTilesAnywhere on;
-  expect_cached_equals_whole();
+  for (const std::int64_t head_dim : {20, 96}) expect_cached_equals_whole(Device::cpu(), head_dim);
 }
 
 // A document mask is the same as separate sequences, bit for bit when the cut falls between tiles.
@@ -268,6 +274,38 @@ TEST(Attention, RefusesWhatDoesNotFit) {
   EXPECT_THROW(attention(qkv, out, {}, make_tensor(Device::cpu(), DType::i32, {1, 4}, {0, 0, -1, 0}), s), Error);
   EXPECT_THROW(attention_backward(qkv, out, {}, {}, out, qkv, s), Error);
   EXPECT_THROW(attention_cached(out, out, out, out, 0, s), Error);
+}
+
+// The kernels of a GPU skip tiles by `first`: both devices ask for the same, and say where it does not hold.
+TEST(Attention, FirstStaysInItsRowAndNeverDecreases) {
+  const AttentionShape s{.batch = 2, .seq = 4, .heads = 2, .kv_heads = 1, .head_dim = 8};
+  const OwnedTensor qkv = random_tensor(DType::f32, {8, 32}, 1), out = random_tensor(DType::f32, {8, 16}, 2),
+                    lse = random_tensor(DType::f32, {2, 2, 4}, 3);
+  const auto messages = [&](const std::vector<double>& starts) {
+    const OwnedTensor first = make_tensor(Device::cpu(), DType::i32, {2, 4}, starts);
+    std::vector<std::string> out_of;
+    const auto note = [&](const auto& call) {
+      try {
+        call();
+        out_of.emplace_back("fine");
+      } catch (const Error& e) {
+        out_of.emplace_back(e.what());
+      }
+    };
+    note([&] { attention(qkv, out, lse, first, s); });
+    note([&] { attention_backward(qkv, out, lse, first, out, qkv, s); });
+    return out_of;
+  };
+  const auto refused = [](const std::string& what) {
+    return std::vector<std::string>{"[attention] expected first " + what, "[attention_backward] expected first " + what};
+  };
+  EXPECT_EQ(messages({0, 0, 2, 2, 0, 1, 2, 3}), (std::vector<std::string>{"fine", "fine"}));  // each row begins anew
+  EXPECT_EQ(messages({0, 0, 0, 0, 0, 1, 2, 1}),
+            refused("between 2 (that of the position before, or 0) and 3 at position 3 of row 1, got 1"));
+  EXPECT_EQ(messages({0, 0, 3, 3, 0, 0, 0, 0}),
+            refused("between 0 (that of the position before, or 0) and 2 at position 2 of row 0, got 3"));
+  EXPECT_EQ(messages({0, 0, 0, 0, -1, 0, 0, 0}),
+            refused("between 0 (that of the position before, or 0) and 0 at position 0 of row 1, got -1"));
 }
 
 }  // namespace

@@ -24,6 +24,19 @@ void check_shape(const char* op, const AttentionShape& s, const Tensor& x) {
   check(x.dtype == DType::f32 || x.dtype == DType::bf16, "[{}] expected fp32 or bf16, got {}", op, name_of(x.dtype));
 }
 
+// What the kernels of both devices rely on; a GPU's memory cannot be read here.
+void check_first(const char* op, const Tensor& first, const AttentionShape& s) {
+  if (!first || first.device.is_cuda()) return;
+  const std::int32_t* at = first.as<std::int32_t>();
+  for (std::int64_t b = 0; b < s.batch; ++b, at += s.seq)
+    for (std::int64_t t = 0; t < s.seq; ++t) {
+      const std::int32_t lowest = t > 0 ? at[t - 1] : 0;
+      if (at[t] < lowest || at[t] > t) [[unlikely]]
+        fail(fmt::format("[{}] expected first between {} (that of the position before, or 0) and {} at position {} of row {}, got {}", op,
+                         lowest, t, t, b, at[t]));
+    }
+}
+
 void check_call(const char* op, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& s) {
   check_shape(op, s, qkv);
   const std::int64_t n = s.batch * s.seq;
@@ -33,6 +46,8 @@ void check_call(const char* op, const Tensor& qkv, const Tensor& out, const Tens
         "[{}] expected lse fp32 [{}, {}, {}], got {} {}", op, s.batch, s.heads, s.seq, name_of(lse.dtype), shape_string(lse));
   check(!first || (first.dtype == DType::i32 && first.size() == n && first.contiguous()), "[{}] expected first int32 [{}, {}], got {} {}",
         op, s.batch, s.seq, name_of(first.dtype), shape_string(first));
+  check(!first || first.device == qkv.device, "[{}] expected first on {}, got {}", op, name_of(qkv.device), name_of(first.device));
+  check_first(op, first, s);
 }
 
 }  // namespace

@@ -15,7 +15,8 @@ struct AttentionShape {
 
 // qkv [B·T, (H+2K)·D]: queries, keys, values side by side, RoPE already applied. out [B·T, H·D]. lse [B,H,T] fp32: log-sum-exp of
 // the scaled scores (scale 1/√D), kept for the backward; may be empty when none follows.
-// first [B,T] int32: position t sees positions first[t]…t of its row (document masks); empty: 0…t.
+// first [B,T] int32: position t sees positions first[t]…t of its row (document masks); empty: 0…t. Within a row it never decreases, and
+// 0 <= first[t] <= t: kernels skip tiles by it. Checked where the host can read it; on a GPU it is the caller's word.
 void attention(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& shape);
 
 // dqkv [B·T, (H+2K)·D] is written whole.

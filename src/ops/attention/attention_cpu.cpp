@@ -3,7 +3,6 @@
 #include <cmath>
 #include <limits>
 
-#include "core/check.h"
 #include "core/parallel.h"
 #include "core/scratch.h"
 #include "ops/attention/attention.h"
@@ -209,17 +208,9 @@ void decode(const Group<T>& s) {
     store_rows(o + i * s.d, s.d, inverse + i, s.out + i / s.heads * s.ldout + i % s.heads * s.d, s.ldout, 1, s.d);
 }
 
-void check_first(const Tensor& first, const AttentionShape& s) {
-  for (std::int64_t i = 0; first && i < s.batch * s.seq; ++i) {
-    const std::int32_t at = first.as<std::int32_t>()[i];
-    check(at >= 0 && at <= i % s.seq, "[attention] expected first between 0 and {} at position {}, got {}", i % s.seq, i % s.seq, at);
-  }
-}
-
 }  // namespace
 
 void attention(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& s) {
-  check_first(first, s);
   const std::int64_t heads = s.heads / s.kv_heads;
   dispatch_float(qkv.dtype, [&](auto zero) {
     using T = decltype(zero);
