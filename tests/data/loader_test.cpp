@@ -192,6 +192,46 @@ TEST(Loader, DocumentMasks) {
   }
 }
 
+// What attention relies on for every batch the host makes: within a row `first` never decreases and lies between 0 and its position.
+TEST(Loader, FirstNeverDecreasesWithinARow) {
+  TempDir dir;
+  make_file(dir / "a.tok", 6000, 300, 3);
+  make_counting(dir / "b.tok", 0, 3001, 4000);  // one document throughout
+  const Loader l({.parts = {{dir / "a.tok", 0.8}, {dir / "b.tok", 0.2}}, .seq_len = 61, .batch = 5, .seed = 2, .attend = Attend::document});
+  HostBatch b;
+  std::set<std::int32_t> seen;
+  for (std::int64_t n = 0; n < 40; ++n) {
+    l.batch(n, b);
+    ASSERT_EQ(b.first.size(), b.tokens.size());
+    for (std::size_t i = 0; i < b.first.size(); ++i) {
+      const auto t = static_cast<std::int32_t>(i % 61);
+      ASSERT_LE(t == 0 ? 0 : b.first[i - 1], b.first[i]) << "batch " << n << ", position " << t;
+      ASSERT_LE(b.first[i], t) << "batch " << n;
+      ASSERT_EQ(b.positions[i], t - b.first[i]);
+      seen.insert(b.first[i]);
+    }
+  }
+  EXPECT_GT(seen.size(), 30u);  // documents began nearly everywhere
+}
+
+TEST(Loader, TheSeedDecidesTheOrder) {
+  TempDir dir;
+  make_counting(dir / "a.tok", 0, 3001);
+  make_counting(dir / "b.tok", 10000, 2001);
+  for (const double weight : {0.0, 0.5}) {
+    const auto rows = [&](std::uint64_t seed) {
+      return order(Loader({.parts = {{dir / "a.tok", weight}, {dir / "b.tok", weight}}, .seq_len = 10, .batch = 5, .seed = seed}), 500, 5,
+                   0);
+    };
+    std::set<std::vector<std::int64_t>> orders;
+    for (const std::uint64_t seed : {0ull, 1ull, 2ull, 1ull << 40, ~0ull}) {
+      EXPECT_EQ(rows(seed), rows(seed)) << seed;
+      orders.insert(rows(seed));
+    }
+    EXPECT_EQ(orders.size(), 5u) << (weight > 0 ? "weighted" : "by size");
+  }
+}
+
 TEST(Loader, MixturesKeepTheirWeightsEverywhere) {
   TempDir dir;
   make_counting(dir / "a.tok", 0, 1001);

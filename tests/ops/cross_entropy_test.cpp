@@ -88,12 +88,13 @@ Case cross_entropy_case(const Size& s) {
 }
 
 std::vector<Case> tests() {
-  return {cross_entropy_case({1, 1, 1}),
-          cross_entropy_case({.n = 1, .c = 5, .v = 31, .skip = true}),
+  return {cross_entropy_case({1, 1, 1}), cross_entropy_case({.n = 1, .c = 5, .v = 31, .skip = true}),
           cross_entropy_case({.n = 31, .c = 33, .v = 97, .skip = true, .weighted = true}),
-          cross_entropy_case({.n = 65, .c = 16, .v = 33, .weighted = true}),
-          cross_entropy_case({.n = 7, .c = 8, .v = 4099, .skip = true}),
-          cross_entropy_case({.n = 13, .c = 4, .v = 61, .scale = 60})};
+          cross_entropy_case({.n = 65, .c = 16, .v = 33, .weighted = true}), cross_entropy_case({.n = 7, .c = 8, .v = 4099, .skip = true}),
+          cross_entropy_case({.n = 13, .c = 4, .v = 61, .scale = 60}),
+          // Vocabularies of real tokenizers: a power of two, and two that are not.
+          cross_entropy_case({.n = 7, .c = 8, .v = 1024, .skip = true}), cross_entropy_case({.n = 3, .c = 4, .v = 32000}),
+          cross_entropy_case({.n = 2, .c = 2, .v = 128256})};
 }
 std::vector<Case> benchmarks() { return {cross_entropy_case({2048, 512, 32000}), cross_entropy_case({256, 256, 128256})}; }
 
@@ -171,6 +172,39 @@ TEST(CrossEntropy, BadLogitsShowUnlessTheyWeighNothing) {
           else
             EXPECT_NEAR(to_doubles(loss)[0], std::log(static_cast<double>(v - 1)), 1e-5) << bad;
         }
+}
+
+// What lies around the workspace stays as it was, whatever the distance between its rows.
+void check_workspace(std::int64_t n, std::int64_t v, DType type, Device device) {
+  SCOPED_TRACE(fmt::format("{} tokens, vocabulary {}, {} on {}", n, v, name_of(type), name_of(device)));
+  const std::int64_t c = 8, fence = 1 << 16, bytes = static_cast<std::int64_t>(cross_entropy_workspace(n, c, v, type, device));
+  const std::vector<char> before(static_cast<std::size_t>(bytes + 2 * fence), 0x5a);
+  const OwnedTensor memory = make_tensor(device, DType::u8, {bytes + 2 * fence});
+  device_copy(device, memory.t.data, Device::cpu(), before.data(), before.size());
+  const Tensor workspace(memory.t.as<char>() + fence, DType::u8, device, {bytes});
+  const Arrays a = draw({{"x", {n, c}}, {"w", {v, c}}, {"targets", {n}, Role::integer, Fill::integers, static_cast<double>(v)}}, type);
+  const OwnedTensor x = make_tensor(device, type, {n, c}, a.at("x")), w = make_tensor(device, type, {v, c}, a.at("w")),
+                    targets = make_tensor(device, DType::i32, {n}, a.at("targets")), losses = make_tensor(device, DType::f32, {n}),
+                    dx = make_tensor(device, type, {n, c}),
+                    dw = make_tensor(device, DType::f32, {v, c}, std::vector<double>(static_cast<std::size_t>(v * c)));
+  cross_entropy({.x = x, .w = w, .targets = targets, .losses = losses, .workspace = workspace});
+  cross_entropy({.x = x, .w = w, .targets = targets, .losses = losses, .dx = dx, .dw = dw, .workspace = workspace});
+  std::vector<char> after(before.size());
+  device_copy(Device::cpu(), after.data(), device, memory.t.data, after.size());
+  const auto changed = [&](std::int64_t from) {
+    std::int64_t count = 0;
+    for (std::int64_t i = from; i < from + fence; ++i) count += after[static_cast<std::size_t>(i)] != 0x5a;
+    return count;
+  };
+  EXPECT_EQ(changed(0), 0) << "before the workspace";
+  EXPECT_EQ(changed(fence + bytes), 0) << "behind the workspace";
+}
+
+TEST(CrossEntropy, StaysInsideItsWorkspace) {
+  for (const Device device : test::devices())
+    for (const DType type : {DType::f32, DType::bf16})
+      for (const auto& [n, v] : {std::pair<std::int64_t, std::int64_t>{9, 1024}, {9, 1001}, {5, 32768}, {3, 32000}, {2, 128256}})
+        check_workspace(n, v, type, device);
 }
 
 TEST(CrossEntropy, MemoryDoesNotGrowWithTheTokens) {

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/parallel.h"
 #include "ops/linear/linear.h"
+#include "tests/devices.h"
 #include "tests/ops/case.h"
 
 namespace bhyt::testing {
@@ -205,6 +206,30 @@ TEST(Gemm, SameBitsOnAnyNumberOfThreads) {
         }
       }
   set_num_threads(0);
+}
+
+// Products large enough that a GPU measures which algorithm to take: what the measuring leaves behind must not show.
+TEST(Gemm, LargeProductsOnTheGpuEqualTheCpu) {
+  BHYT_SKIP_WITHOUT_GPU();
+  constexpr std::int64_t m = 768, n = 1032, k = 640;
+  static_assert(2.0 * m * n * k >= 1e9);
+  const Device gpu = Device::cuda(0);
+  for (const auto& [type, result] : {std::pair{DType::f32, DType::f32}, {DType::bf16, DType::bf16}, {DType::bf16, DType::f32}})
+    for (const GemmOptions& o : {GemmOptions{.trans_b = true}, GemmOptions{}, GemmOptions{.trans_a = true, .accumulate = true}}) {
+      SCOPED_TRACE(fmt::format("{} to {}{}{}{}", name_of(type), name_of(result), o.trans_a ? " ta" : "", o.trans_b ? " tb" : "",
+                               o.accumulate ? " +=" : ""));
+      const Shape as = o.trans_a ? Shape{k, m} : Shape{m, k}, bs = o.trans_b ? Shape{n, k} : Shape{k, n};
+      const Arrays x = draw({{"a", as, Role::constant}, {"b", bs, Role::constant}, {"c", {m, n}, Role::constant}}, type);
+      const auto product = [&](Device device, DType in, DType out) {
+        const OwnedTensor c = make_tensor(device, out, {m, n}, x.at("c"));
+        gemm(make_tensor(device, in, as, x.at("a")), make_tensor(device, in, bs, x.at("b")), c, o);
+        return to_doubles(c);
+      };
+      const auto expected = product(Device::cpu(), DType::f32, DType::f32), got = product(gpu, type, result);
+      EXPECT_EQ(got, product(gpu, type, result)) << "another algorithm the second time";
+      const double bar = result == DType::f32 ? 1e-3 : 0x1p-8 * 200;  // sums of 640 products, of length 25, at most some 130
+      for (std::size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], bar) << i;
+    }
 }
 
 TEST(Gemm, RefusesWhatDoesNotFit) {
