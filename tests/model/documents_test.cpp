@@ -13,12 +13,12 @@ namespace {
 
 constexpr std::int64_t kVocab = 29;
 
-ModelConfig config_of(const std::string& method, std::int64_t head_dim) {
+ModelConfig config_of(const Method& method, std::int64_t head_dim) {
   ModelConfig c;
   c.d = 32, c.layers = 2, c.heads = 2, c.kv_heads = 1, c.head_dim = head_dim, c.mlp = 40, c.vocab = kVocab;
   c.rope_theta = 100;
-  c.init_std = 0.3;
-  c.norm.method = method;
+  c.init_std = method.map == Map::id ? 0.1 : 0.2;  // maps that bound their output make it small
+  c.norm.method = method.name;
   c.norm.seq_len = 96;
   return c;
 }
@@ -72,24 +72,26 @@ void check_documents(const ModelConfig& c, Device device) {
     EXPECT_GT(length_of(g), 1e-6) << name << " has no gradient: nothing is compared";
     EXPECT_LE(distance(packed.by_name.at(name), g), 2e-5 * length_of(g) + 1e-8) << name;
   }
-  // In bf16 packing may cost as much again as bf16 costs the documents apart.
+  // In bf16 packing may cost as much again as bf16 costs the documents apart; single numbers may have been lucky there.
   const Gradients low_apart = run(DType::bf16, d.apart), low_packed = run(DType::bf16, d.packed);
-  EXPECT_LE(std::fabs(low_packed.loss - apart.loss), 2 * std::fabs(low_apart.loss - apart.loss) + 1e-3 * apart.loss);
-  for (const auto& [name, g] : apart.by_name)
-    EXPECT_LE(distance(low_packed.by_name.at(name), g), 2 * distance(low_apart.by_name.at(name), g) + 2e-3 * length_of(g)) << name;
+  EXPECT_LE(std::fabs(low_packed.loss - apart.loss), 2 * std::fabs(low_apart.loss - apart.loss) + 2e-3 * apart.loss);
+  for (const auto& [name, g] : apart.by_name) {
+    const double cost = distance(low_apart.by_name.at(name), g), luck = (g.size() == 1 ? 0.1 : 0.002) * length_of(g);
+    EXPECT_LE(distance(low_packed.by_name.at(name), g), 2 * cost + luck) << name;
+  }
 }
 
 TEST(Documents, PackedInARowEqualRowsOfTheirOwn) {
   for (const Device device : test::devices()) {
-    for (const Method& method : methods()) check_documents(config_of(std::string(method.name), 16), device);
-    for (const std::int64_t head_dim : {64, 96, 128}) check_documents(config_of("bhyt", head_dim), device);
+    for (const Method& method : methods()) check_documents(config_of(method, 16), device);
+    for (const std::int64_t head_dim : {64, 96, 128}) check_documents(config_of(method("bhyt"), head_dim), device);
   }
 }
 
 // A rotation by positions is felt only through differences of positions, so a mask that keeps documents apart hides whether they restart.
 // Without a mask it shows: then positions that restart are another function of the weights, whose gradient must be its own.
 TEST(Documents, PositionsTurnQueriesAndKeysWithoutAMaskToo) {
-  const ModelConfig c = config_of("bhyt", 16);
+  const ModelConfig c = config_of(method("bhyt"), 16);
   HostRows rows = draw_documents().packed;
   rows.first.clear();
   HostRows plain = rows;
