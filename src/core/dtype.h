@@ -6,6 +6,8 @@
 #include <cstring>
 #include <string>
 
+#include "core/error.h"
+
 #if defined(__CUDACC__)
 #define BHYT_BOTH __host__ __device__ __forceinline__
 #else
@@ -121,11 +123,12 @@ constexpr DType dtype_of<std::int64_t>() {
   return DType::i64;
 }
 
-// Runs f(T{}) with T the element type of a float tensor: one place for the fp32/bf16 switch.
+// Runs f(T{}) with T the element type of a float tensor: one place for the fp32/bf16 switch. Throws for every other type.
 template <class F>
 decltype(auto) dispatch_float(DType t, F&& f) {
   if (t == DType::bf16) return f(bf16{});
-  return f(float{});
+  if (t == DType::f32) return f(float{});
+  fail(std::string("[dispatch_float] expected fp32 or bf16, got ") + name_of(t));
 }
 
 }  // namespace bhyt

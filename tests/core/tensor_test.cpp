@@ -85,5 +85,21 @@ TEST(DType, NamesAndSizes) {
   EXPECT_THROW(parse_float_type("fp16"), UsageError);
 }
 
+// What is neither must not pass for fp32.
+TEST(DType, DispatchTakesTheTwoFloatTypesAlone) {
+  const auto size_for = [](DType t) { return dispatch_float(t, [](auto zero) { return sizeof zero; }); };
+  EXPECT_EQ(size_for(DType::f32), 4u);
+  EXPECT_EQ(size_for(DType::bf16), 2u);
+  for (const DType t : {DType::f16, DType::f64, DType::i64, DType::i32, DType::u32, DType::u16, DType::u8}) {
+    std::string message = "no error";
+    try {
+      size_for(t);
+    } catch (const Error& e) {
+      message = e.what();
+    }
+    EXPECT_EQ(message, std::string("[dispatch_float] expected fp32 or bf16, got ") + name_of(t));
+  }
+}
+
 }  // namespace
 }  // namespace bhyt
