@@ -1,6 +1,7 @@
 """Compares `bhyt forward` with fixtures: the largest error of logits, loss, c_attn and gradients, relative to each tensor's largest value.
 
-usage: parity.py [--nudge] PROGRAM FIXTURES [key=value ...]      (key=value goes to bhyt forward: device=cuda dtype=bf16)
+usage: parity.py [--nudge] [--limit=X] PROGRAM FIXTURES [key=value ...]      (key=value goes to bhyt forward: device=cuda dtype=bf16)
+Exits with 1 when a fixture cannot be run, has an error above X, or when there is none.
 FIXTURES holds folders (at any depth) with config.json, model.safetensors and io.safetensors. Needs numpy and safetensors.
 --nudge tells an ill-conditioned fixture from a wrong program: every weight moves to a neighbouring fp32 number, and how far that takes the
 program's own results is printed too. No fp32 program can be expected to come much closer than that.
@@ -23,6 +24,7 @@ def worst_errors(expected, got):
             continue
         value = value.astype(np.float64)
         error = float(np.abs(value - got[name].reshape(value.shape)).max() / max(np.abs(value).max(), 1e-30))
+        error = error if np.isfinite(error) else np.inf
         kind = "gradients" if name.startswith("grad.") else "values"
         worst[kind] = max(worst[kind], (error, name))
     return worst
@@ -57,17 +59,25 @@ def show(worst):
 
 
 def main():
-    words = [w for w in sys.argv[1:] if w != "--nudge"]
+    words = [w for w in sys.argv[1:] if not w.startswith("--")]
+    limit = min([float(w.split("=")[1]) for w in sys.argv if w.startswith("--limit=")], default=np.inf)
     program, fixtures, options = words[0], pathlib.Path(words[1]), words[2:]
-    for io in sorted(fixtures.rglob("io.safetensors")):
+    cases, failed = sorted(fixtures.rglob("io.safetensors")), 0
+    for io in cases:
         try:
             got = forward(program, io.parent, io, options)
-            print(f"{io.parent.name:24}" + show(worst_errors(load_file(io), got)))
+            worst = worst_errors(load_file(io), got)
+            beyond = any(error > limit for error, _ in worst.values())
+            failed += beyond
+            print(f"{io.parent.name:24}" + show(worst) + (f"  failed: above {limit:g}" if beyond else ""))
             if "--nudge" in sys.argv:
                 print(f"{'  nudged':24}" + show(worst_errors(got, nudged_forward(program, io, options))))
         except RuntimeError as error:
+            failed += 1
             print(f"{io.parent.name:24} failed: {error}")
+    print(f"{len(cases) - failed} of {len(cases)} fixtures passed")
+    return 0 if cases and not failed else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
