@@ -45,7 +45,7 @@ ifneq ($(and $(KERNELS),$(NVCC),$(filter release,$(PRESET))),)
 	cmake --preset cuda -DBHYT_WERROR=ON -DBHYT_TESTS=OFF -DBHYT_BENCH=OFF -DBHYT_CUDA_ARCHS=90a
 	cmake --build build/cuda -j $(JOBS) --target bhyt_core bhyt_ops
 endif
-	ctest --test-dir $(BUILD) --output-on-failure
+	@status=0; ctest --test-dir $(BUILD) --output-on-failure || status=1; scripts/test_summary.sh $(BUILD) || status=1; exit $$status
 
 bench: build
 	@scripts/bench.sh build/bhyt
