@@ -1,13 +1,14 @@
 #include "fuzz/targets.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <vector>
 
 #include "core/error.h"
 #include "data/token_file.h"
+#include "fuzz/require.h"
+#include "fuzz/run_targets.h"
 #include "io/hash.h"
 #include "model/checkpoint.h"
 #include "model/checkpoint_files.h"
@@ -18,13 +19,6 @@
 namespace bhyt::fuzz {
 
 namespace {
-
-std::string_view text_of(const std::uint8_t* data, std::size_t size) { return {reinterpret_cast<const char*>(data), size}; }
-
-// A property of what was read does not hold: as loud as a crash.
-void require(bool ok) {
-  if (!ok) std::abort();
-}
 
 void safetensors(const std::uint8_t* data, std::size_t size) {
   const SafeTensors file(data, size, "fuzz");
@@ -119,9 +113,13 @@ void token_file(const std::uint8_t* data, std::size_t size) {
   file.verify();
 }
 
-constexpr Target kTargets[] = {{"safetensors", safetensors},     {"model_config", model_config},           {"weight_index", weight_index},
-                               {"llama2c_model", llama2c_model}, {"tokenizer_json", tokenizer_json},       {"tiktoken", tiktoken},
-                               {"vocab_merges", vocab_merges},   {"llama2c_tokenizer", llama2c_tokenizer}, {"token_file", token_file}};
+constexpr Target kTargets[] = {{"safetensors", safetensors},       {"model_config", model_config},
+                               {"weight_index", weight_index},     {"llama2c_model", llama2c_model},
+                               {"tokenizer_json", tokenizer_json}, {"tiktoken", tiktoken},
+                               {"vocab_merges", vocab_merges},     {"llama2c_tokenizer", llama2c_tokenizer},
+                               {"token_file", token_file},         {"jsonl_text", jsonl_text},
+                               {"run_config", run_config},         {"compressed_input", compressed_input},
+                               {"trainer_state", trainer_state},   {"metrics_lines", metrics_lines}};
 
 }  // namespace
 

@@ -6,13 +6,14 @@ cd "$(dirname "$0")/.."
 seconds=${1:?usage: scripts/fuzz.sh SECONDS [TARGET…]}
 shift
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || targets=(safetensors model_config tokenizer_json tiktoken token_file weight_index vocab_merges llama2c_model llama2c_tokenizer)
+[ ${#targets[@]} -gt 0 ] || targets=(safetensors model_config tokenizer_json tiktoken token_file weight_index vocab_merges llama2c_model llama2c_tokenizer
+  jsonl_text run_config compressed_input trainer_state metrics_lines)
 
 cmake -S . -B build/fuzz -G Ninja -DBHYT_FUZZ=ON -DBHYT_TESTS=OFF -DBHYT_BENCH=OFF -DBHYT_QUICK_BUILD=ON -DCMAKE_CXX_COMPILER=clang++-16 -DCMAKE_CXX_FLAGS_RELEASE=-O1 --log-level=WARNING
 cmake --build build/fuzz -j "${JOBS:-2}" --target "${targets[@]/#/fuzz_}"
 for t in "${targets[@]}"; do
   case $t in
-    safetensors | model_config | weight_index | tokenizer_json | vocab_merges) words=(-dict=fuzz/json.dict) ;;
+    safetensors | model_config | weight_index | tokenizer_json | vocab_merges | jsonl_text | trainer_state | metrics_lines) words=(-dict=fuzz/json.dict) ;;
     *) words=() ;;
   esac
   mkdir -p "build/fuzz/corpus/$t"

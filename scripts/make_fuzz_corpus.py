@@ -5,6 +5,7 @@ usage: make_fuzz_corpus.py --bhyt build/bhyt [--out fuzz/corpus]
 """
 import argparse
 import base64
+import gzip
 import json
 import pathlib
 import shutil
@@ -111,6 +112,42 @@ def byte_alphabet():
     return [chr(b) for b in own] + [chr(0x100 + i) for i in range(len(others))]
 
 
+def jsonl_lines():
+    yield "plain", '{"id": 7, "text": "the cat", "meta": {"text": [1, -2.5e3, null, true]}}'
+    yield "escapes", r'{"text": "a\n\"\u00e9\ud83d\ude00", "te\u0078t": "last one counts"}'
+    yield "utf8", '{"text": "café € 😀"}'
+    yield "no_text", '{"body": "x"}'
+
+
+def compressed(text):
+    yield "text", text
+    yield "gzip", gzip.compress(text, mtime=0)
+    yield "two_members.gz", gzip.compress(text[:9], mtime=0) + gzip.compress(text[9:], mtime=0)
+    zstd = lambda part, *words: subprocess.run(["zstd", "-q", "-c", *words], input=part, check=True, capture_output=True).stdout
+    yield "zstd", zstd(text)
+    yield "two_frames.zst", zstd(text[:9], "--no-check") + zstd(text[9:])
+
+
+def trainer_states():
+    progress = {"step": 20, "updates": 19, "skipped_in_row": 0, "loss_sum": 12.5, "loss_count": 4, "best_metric": 3.25, "best_step": 10}
+    own = {"version": 1, "progress": progress, "mathematics": {"run.dtype": "bf16", "train.lr": 0.0005, "train.betas": [0.9, 0.95]}}
+    state = {"best_global_step": 10, "best_metric": 3.25, "epoch": 0.5, "global_step": 20, "log_history": [{"step": 10, "loss": 3.5}], "bhyt": own}
+    yield "plain.json", json.dumps(state)
+    yield "none_yet.json", json.dumps(state | {"bhyt": own | {"progress": progress | {"best_metric": None, "best_step": 0}, "interrupt": True}})
+
+
+def metrics():
+    layers = {"norm": [1.0, 2.0], "abs": [0.5, 0.75], "variance": [1, 1], "lambda_attn": [1.0], "lambda_mlp": [0.5]}
+    train = [{"step": s, "tokens": s * 64, "loss": 9 - s / 8, "grad_norm": 0.5, "lr": 1e-3, "tok_s": 900, "step_ms": 71.5, "time": 1700000000 + s}
+             for s in (10, 20, 30)]
+    lines = [train[0], {"step": 10, "valid_loss": 8.0, "valid_tokens": 64}, {"step": 10, "layers": layers},
+             {"step": 15, "event": "skipped_step", "reason": "loss"}, train[1], train[2]]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    yield "plain.jsonl", text
+    yield "torn.jsonl", text[:-20]
+    yield "resumed.jsonl", text + json.dumps(train[1]) + "\n" + '{"step": 21, "loss": NaN, "lr": -Infinity}\n'
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bhyt", required=True)
@@ -143,6 +180,14 @@ def main():
     put("vocab_merges", "gpt2", json.dumps({t: i for i, t in enumerate(alphabet + ["he", "ll"])}) + "\0#version: 0.2\nh e\nl l\n")
     put("token_file", "gpt2.bin", llmc_shard(20240520, 1, [50256, 1, 2, 3, 50256, 7], "H"))
     put("token_file", "llama3.bin", llmc_shard(20240801, 7, [128000, 1, 2, 3], "I"))
+    for name in ("demo-bhyt", "llama-1b-lns"):
+        put("run_config", name + ".yaml", (ROOT / "configs" / f"{name}.yaml").read_bytes())
+    put("run_config", "mixture.yaml", "data: {train: [{path: a.tok, weight: 0.7}, {path: 'b*.tok', weight: 3e-1}], seq_len: 64, attend: document}\n"
+        "train: {tokens: 1e6, betas: [0.9, 0.99], micro_batch: auto}\nrun: {dtype: fp32, seed: 7, threads: auto}\n")
+    for target, made in (("jsonl_text", jsonl_lines()), ("compressed_input", compressed(b"the cat sat\non the mat\n" * 6)),
+                         ("trainer_state", trainer_states()), ("metrics_lines", metrics())):
+        for name, content in made:
+            put(target, name, content)
     made_by_program(args.bhyt, args.out)
 
 
