@@ -114,7 +114,7 @@ def byte_alphabet():
 
 def jsonl_lines():
     yield "plain", '{"id": 7, "text": "the cat", "meta": {"text": [1, -2.5e3, null, true]}}'
-    yield "escapes", r'{"text": "a\n\"\u00e9\ud83d\ude00", "te\u0078t": "last one counts"}'
+    yield "escapes", r'{"text": "a\n\"\\\/\b\f\r\t\u00e9\ud83d\ude00", "te\u0078t": "last one counts"}'
     yield "utf8", '{"text": "café € 😀"}'
     yield "no_text", '{"body": "x"}'
 
@@ -125,6 +125,7 @@ def compressed(text):
     yield "two_members.gz", gzip.compress(text[:9], mtime=0) + gzip.compress(text[9:], mtime=0)
     zstd = lambda part, *words: subprocess.run(["zstd", "-q", "-c", *words], input=part, check=True, capture_output=True).stdout
     yield "zstd", zstd(text)
+    yield "no_check.zst", zstd(text, "--no-check")
     yield "two_frames.zst", zstd(text[:9], "--no-check") + zstd(text[9:])
 
 
