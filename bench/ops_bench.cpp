@@ -2,51 +2,57 @@
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
+#include <cstring>
 #include <memory>
 
-#include "core/parallel.h"
+#include "ops/gemm/tuning.h"
+#include "tests/devices.h"
 #include "tests/ops/case.h"
 
 namespace bhyt::testing {
 namespace {
 
-// The inputs of a case in one type: made when its first benchmark runs, and dropped when another case's does.
-Context& context_of(const Case& c, Device device, DType dtype) {
-  static std::unique_ptr<Context> context;
+// The tensors of a case in one type: made when its first benchmark runs, and dropped when another case's does.
+CaseTensors& tensors_of(const Case& c, Device device, DType dtype) {
+  static std::unique_ptr<CaseTensors> tensors;
   static const Case* current = nullptr;
-  if (current != &c || context->dtype() != dtype || !(context->device() == device)) {
-    context = std::make_unique<Context>(c, device, dtype);
+  if (current != &c || tensors->dtype() != dtype || !(tensors->device() == device)) {
+    tensors = std::make_unique<CaseTensors>(c, test::context_on(device), dtype);
     current = &c;
     Arrays cotangents;
     for (const Output& out : c.outputs)
-      if (context->wants_grad(out.name)) cotangents[out.name].assign(static_cast<std::size_t>((*context)[out.name].size()), 0.01);
+      if (tensors->wants_grad(out.name)) cotangents[out.name].assign(static_cast<std::size_t>((*tensors)[out.name].size()), 0.01);
     std::vector<Input> inputs = c.inputs;
     for (Input& in : inputs)
       if (in.fill == Fill::normal) in.fill = Fill::uniform;  // quicker to draw
-    context->load(draw(inputs, dtype), cotangents);
-    c.forward(*context);
+    tensors->load(draw(inputs, dtype), cotangents);
+    c.forward(*tensors);
+    if (c.backward) c.backward(*tensors);
+    cuda::tune_products(tensors->ctx());
   }
-  return *context;
+  return *tensors;
 }
 
 void run(benchmark::State& state, const Case& c, Device device, DType dtype, bool backward) {
-  Context& context = context_of(c, device, dtype);
+  CaseTensors& tensors = tensors_of(c, device, dtype);
+  const auto& work = backward ? c.backward : c.forward;
   for (auto _ : state) {
-    backward ? c.backward(context) : c.forward(context);
-    device_synchronize(device);
+    work(tensors);
+    tensors.ctx().synchronize();
   }
   const double flops = backward ? c.backward_flops : c.flops;
-  const double amount = flops > 0 ? flops : backward ? context.backward_bytes() : context.forward_bytes();
+  const double amount = flops > 0 ? flops : backward ? tensors.backward_bytes() : tensors.forward_bytes();
   state.counters[flops > 0 ? "FLOP/s" : "B/s"] = benchmark::Counter(amount, benchmark::Counter::kIsIterationInvariantRate);
 }
 
 void copy_memory(benchmark::State& state) {
   const std::int64_t n = 64 << 20, piece = 1 << 20;
-  const OwnedTensor from = make_tensor(Device::cpu(), DType::u8, {n}), to = make_tensor(Device::cpu(), DType::u8, {n});
-  zero(from);
+  Context& ctx = on_cpu();
+  const OwnedTensor from = make_tensor(ctx, DType::u8, {n}), to = make_tensor(ctx, DType::u8, {n});
+  zero(ctx, from);
   for (auto _ : state)
-    parallel_for(n, piece, [&](std::int64_t begin, std::int64_t end) {
-      device_copy(Device::cpu(), to.t.as<char>() + begin, Device::cpu(), from.t.as<char>() + begin, static_cast<std::size_t>(end - begin));
+    parallel_for(ctx.threads(), n, piece, [&](std::int64_t begin, std::int64_t end) {
+      std::memcpy(to.t.as<char>() + begin, from.t.as<char>() + begin, static_cast<std::size_t>(end - begin));
     });
   state.counters["B/s"] = benchmark::Counter(2.0 * static_cast<double>(n), benchmark::Counter::kIsIterationInvariantRate);
 }
@@ -55,7 +61,7 @@ void register_all(const std::vector<std::vector<Case>>& cases) {
   benchmark::RegisterBenchmark("Copy/64 MB", copy_memory)->UseRealTime()->Unit(benchmark::kMicrosecond);
   for (std::size_t s = 0; s < cases.size(); ++s)
     for (const Case& c : cases[s])
-      for (const Device device : devices())
+      for (const Device device : test::devices())
         for (const DType dtype : {DType::f32, DType::bf16})
           for (const bool backward : {false, true}) {
             if (backward && !c.backward) continue;

@@ -6,7 +6,7 @@
 #include <ctime>
 
 #include "core/check.h"
-#include "core/parallel.h"
+#include "core/threads.h"
 #include "data/input.h"
 #include "data/json_text.h"
 #include "text/tokenizer.h"
@@ -64,14 +64,14 @@ int main(int argc, char** argv) try {
   for (const std::string& t : texts) bytes += static_cast<double>(t.size());
   std::size_t ids = 0;
   std::string runs;
-  const int most = num_threads();
-  for (int threads = 1; threads <= most; threads *= 2) {
-    set_num_threads(threads);
+  const int most = available_cores();
+  for (int count = 1; count <= most; count *= 2) {
+    Threads threads(count);
     const Timed t = best(repeats, [&] {
       ids = 0;
-      for (const auto& i : encode_all(*tokenizer, views, {.special = false})) ids += i.size();
+      for (const auto& i : encode_all(threads, *tokenizer, views, {.special = false})) ids += i.size();
     });
-    runs += fmt::format("{}{{\"threads\": {}, \"mb_s\": {:.1f}, \"mb_per_cpu_s\": {:.1f}}}", threads > 1 ? ", " : "", threads,
+    runs += fmt::format("{}{{\"threads\": {}, \"mb_s\": {:.1f}, \"mb_per_cpu_s\": {:.1f}}}", count > 1 ? ", " : "", count,
                         bytes / t.wall / 1e6, bytes / t.cpu / 1e6);
   }
   fmt::print("{{\"bytes\": {:.0f}, \"ids\": {}, \"load_s\": {:.2f}, \"runs\": [{}]}}\n", bytes, ids, load.wall, runs);

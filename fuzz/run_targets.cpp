@@ -112,12 +112,12 @@ const fs::path& scratch_folder() {
 // What a resumed run keeps of its metrics: whole lines from the start, and on a second look all of them.
 void resume_metrics(const std::string& text, std::int64_t last_step) {
   const fs::path dir = scratch_folder(), file = dir / "metrics.jsonl";
-  train::write_synced(file, text);
+  write_synced(file, text);
   { const train::Metrics metrics(dir, last_step); }
-  const std::string kept = train::read_text(file);
+  const std::string kept = read_text(file);
   require(text.starts_with(kept) && (kept.empty() || kept.back() == '\n'));
   { const train::Metrics metrics(dir, last_step); }
-  require(train::read_text(file) == kept);
+  require(read_text(file) == kept);
 }
 
 }  // namespace
@@ -141,10 +141,10 @@ void run_config(const std::uint8_t* data, std::size_t size) {
   const std::string text(text_of(data, size));
   report::Run run;
   report::read_config(text, run);
-  const Json tree = train::parse_yaml(text, "fuzz");
+  const Json tree = parse_yaml(text, "fuzz");
   if (!tree.is_object()) throw Error("not a map of keys");
-  const std::string written = train::write_yaml(train::resolved_tree(train::read_run_config(tree)));
-  require(train::write_yaml(train::resolved_tree(train::read_run_config(train::parse_yaml(written, "fuzz")))) == written);
+  const std::string written = write_yaml(train::resolved_tree(train::read_run_config(tree)));
+  require(write_yaml(train::resolved_tree(train::read_run_config(parse_yaml(written, "fuzz")))) == written);
 }
 
 // The bytes are the same whatever the size of the pieces they are read in.

@@ -69,6 +69,7 @@ def mutated(tree, mutation):
 
 def make_tree(tree):
     """A worktree of what is tracked, with changes that are not committed yet."""
+    run(["git", "update-index", "-q", "--refresh"], ROOT)  # a copied tree's files look changed until git has looked
     commit = must(["git", "stash", "create"], ROOT, "git stash create").strip() or "HEAD"
     commit = must(["git", "rev-parse", commit], ROOT, "git rev-parse").strip()
     if (tree / ".git").exists():

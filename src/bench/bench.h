@@ -7,16 +7,16 @@
 #include <utility>
 #include <vector>
 
-#include "core/device.h"
+#include "core/context.h"
 #include "core/dtype.h"
 #include "model/config.h"
 
 namespace bhyt::bench {
 
 struct Settings {
+  Context& ctx;
   ModelConfig model;
   std::int64_t batch = 8, seq = 256;
-  Device device;
   DType dtype = DType::f32;
   int reps = 5;
   bool all_methods = false;  // norm: every method, not only the model's
@@ -41,7 +41,8 @@ std::vector<Result> bench_attention(const Settings& s);  // against a large squa
 std::vector<Result> bench_prompt(const Settings& s);     // reading a prompt of seq tokens, against its matrix products alone
 std::vector<Result> bench_decode(const Settings& s);     // one token at a time, against reading the weights once per token
 
-// Median seconds of each job: all are warmed up, then run in turns `reps` times. Short jobs are repeated until the clock can see them.
-std::vector<double> take_turns(const std::vector<std::function<void()>>& jobs, int reps, Device device);
+// Median seconds of each job: all are warmed up (on a GPU their matrix products are tuned), then run in turns `reps` times. Short jobs are
+// repeated until the clock can see them.
+std::vector<double> take_turns(Context& ctx, const std::vector<std::function<void()>>& jobs, int reps);
 
 }  // namespace bhyt::bench

@@ -3,6 +3,7 @@
 
 #include "bench/measure.h"
 #include "model/block.h"
+#include "model/parameters.h"
 #include "ops/attention/attention.h"
 #include "ops/gemm/gemm.h"
 
@@ -25,11 +26,11 @@ Result compute_result(std::string test, double flops, double seconds, double lim
 
 std::vector<Result> bench_gemm(const Settings& s) {
   std::vector<Result> results;
-  const SquareProduct square(s.device, s.dtype);
+  const SquareProduct square(s.ctx, s.dtype);
   for (const Product& p : products(s.model, s.batch * s.seq)) {
-    const Operands o(p, s.device, s.dtype, true);
+    const Operands o(s.ctx, p, s.dtype, true);
     const std::vector<double> t =
-        take_turns({[&] { square.run(); }, [&] { o.forward(); }, [&] { o.backward_x(); }, [&] { o.backward_w(); }}, s.reps, s.device);
+        take_turns(s.ctx, {[&] { square.run(); }, [&] { o.forward(); }, [&] { o.backward_x(); }, [&] { o.backward_w(); }}, s.reps);
     const double limit = square.flops / t[0] * 1e-12;
     if (results.empty()) {
       const auto n = square.a.t.rows();
@@ -46,13 +47,14 @@ std::vector<Result> bench_attention(const Settings& s) {
   const ModelConfig& c = s.model;
   const std::int64_t n = s.batch * s.seq;
   const AttentionShape shape{.batch = s.batch, .seq = s.seq, .heads = c.heads, .kv_heads = c.kv_heads, .head_dim = c.head_dim};
-  const OwnedTensor qkv = filled(s.device, s.dtype, {n, c.qkv_width()}), dout = filled(s.device, s.dtype, {n, c.q_width()});
-  const OwnedTensor out(s.device, s.dtype, {n, c.q_width()}), dqkv(s.device, s.dtype, {n, c.qkv_width()});
-  const OwnedTensor lse(s.device, DType::f32, {s.batch, c.heads, s.seq});
-  const SquareProduct square(s.device, s.dtype);
-  const std::vector<double> t = take_turns({[&] { square.run(); }, [&] { attention(qkv, out, lse, {}, shape); },
-                                            [&] { attention_backward(qkv, out, lse, {}, dout, dqkv, shape); }},
-                                           s.reps, s.device);
+  const OwnedTensor qkv = filled(s.ctx, s.dtype, {n, c.qkv_width()}), dout = filled(s.ctx, s.dtype, {n, c.q_width()});
+  const OwnedTensor out(s.ctx, s.dtype, {n, c.q_width()}), dqkv(s.ctx, s.dtype, {n, c.qkv_width()});
+  const OwnedTensor lse(s.ctx, DType::f32, {s.batch, c.heads, s.seq});
+  const SquareProduct square(s.ctx, s.dtype);
+  const std::vector<double> t = take_turns(s.ctx,
+                                           {[&] { square.run(); }, [&] { attention(s.ctx, qkv, out, lse, {}, shape); },
+                                            [&] { attention_backward(s.ctx, qkv, out, lse, {}, dout, dqkv, shape); }},
+                                           s.reps);
   // Causal: half of two products forward, of five backward.
   const double pair = static_cast<double>(s.batch * c.heads * c.head_dim) * static_cast<double>(s.seq) * static_cast<double>(s.seq + 1);
   const double limit = square.flops / t[0] * 1e-12;
@@ -80,16 +82,16 @@ struct NormJob {
     config.vocab = 16;
     config.norm = {.method = method, .seq_len = s.seq};
     plan = plan_norms(config.norm, 1, config.d, config.eps);
-    parameters = Parameters(config, s.device, s.dtype);
+    parameters = Parameters(s.ctx, config, s.dtype);
     parameters.initialize(0);
-    gradients = OwnedTensor(s.device, DType::f32, {parameters.arena_size()});
-    zero(gradients);
-    const std::string name = second ? "model.layers.0.post_attention_layernorm" : "model.layers.0.input_layernorm";
-    site = make_site(second ? plan.blocks[0].site2 : plan.blocks[0].site1, parameters, name);
-    grads = site_grads(parameters, gradients, name);
-    constant = filled(s.device, DType::f32, {1}, 0.1f);
-    ms = filled(s.device, DType::f32, {rows});
-    dms = OwnedTensor(s.device, DType::f32, {rows});
+    gradients = OwnedTensor(s.ctx, DType::f32, {parameters.arena_size()});
+    zero(s.ctx, gradients);
+    const LayerWeights values = parameters.values().layers[0], own = parameters.bind(gradients).layers[0];
+    site = make_site(second ? plan.blocks[0].site2 : plan.blocks[0].site1, second ? values.site2 : values.site1);
+    grads = site_grads(second ? own.site2 : own.site1);
+    constant = filled(s.ctx, DType::f32, {1}, 0.1f);
+    ms = filled(s.ctx, DType::f32, {rows});
+    dms = OwnedTensor(s.ctx, DType::f32, {rows});
     given = {.ms = ms, .constant = constant, .dms = dms};
   }
   const Given* statistic() const { return site.stat == Stat::given ? &given : nullptr; }
@@ -99,10 +101,10 @@ struct NormJob {
 
 std::vector<Result> bench_norm(const Settings& s) {
   const std::int64_t cols = s.model.d;
-  const auto room = static_cast<std::int64_t>(kBeyondCache / size_of(s.dtype));
-  const std::int64_t rows = s.device.is_cuda() ? s.batch * s.seq : (room + cols - 1) / cols;
-  const OwnedTensor x = filled(s.device, s.dtype, {rows, cols}), add = filled(s.device, s.dtype, {rows, cols});
-  const OwnedTensor z(s.device, s.dtype, {rows, cols}), sum(s.device, s.dtype, {rows, cols}), stats(s.device, DType::f32, {2, rows});
+  const auto elements = static_cast<std::int64_t>(kBeyondCache / size_of(s.dtype));
+  const std::int64_t rows = s.ctx.device().is_cuda() ? s.batch * s.seq : (elements + cols - 1) / cols;
+  const OwnedTensor x = filled(s.ctx, s.dtype, {rows, cols}), add = filled(s.ctx, s.dtype, {rows, cols});
+  const OwnedTensor z(s.ctx, s.dtype, {rows, cols}), sum(s.ctx, s.dtype, {rows, cols}), stats(s.ctx, DType::f32, {2, rows});
   const auto bytes = static_cast<double>(x.t.bytes());
 
   std::vector<Result> results;
@@ -111,9 +113,10 @@ std::vector<Result> bench_norm(const Settings& s) {
     const NormForward forward{
         .x = x, .add = second ? add.t : Tensor{}, .sum = second ? sum.t : Tensor{}, .z = z, .stats = stats, .given = job.statistic()};
     const NormBackward backward{.x = x, .stats = stats, .dz = add, .dx = z, .given = job.statistic()};
-    const std::vector<double> t =
-        take_turns({[&] { copy_all(x, sum); }, [&] { norm(job.site, forward); }, [&] { norm_backward(job.site, job.grads, backward); }},
-                   s.reps, s.device);
+    const std::vector<double> t = take_turns(s.ctx,
+                                             {[&] { copy_all(s.ctx, x, sum); }, [&] { norm(s.ctx, job.site, forward); },
+                                              [&] { norm_backward(s.ctx, job.site, job.grads, backward); }},
+                                             s.reps);
     const double limit = 2 * bytes / t[0] * 1e-9;
     const auto push = [&](const char* what, double moved, double seconds) {
       results.push_back({.test = fmt::format("norm {} site {} {} {}×{}", method, second ? 2 : 1, what, rows, cols),

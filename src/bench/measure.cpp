@@ -5,9 +5,10 @@
 #include <cmath>
 #include <cstring>
 
-#include "core/parallel.h"
 #include "core/rng.h"
+#include "core/threads.h"
 #include "ops/gemm/gemm.h"
+#include "ops/gemm/tuning.h"
 
 namespace bhyt::bench {
 
@@ -17,26 +18,28 @@ constexpr double kShortest = 0.02;  // seconds; anything quicker is repeated wit
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-double time_of(const std::function<void()>& job, int times, Device device) {
-  device_synchronize(device);
+double time_of(Context& ctx, const std::function<void()>& job, int times) {
+  ctx.synchronize();
   const double start = now();
   for (int i = 0; i < times; ++i) job();
-  device_synchronize(device);
+  ctx.synchronize();
   return (now() - start) / times;
 }
 
 }  // namespace
 
-std::vector<double> take_turns(const std::vector<std::function<void()>>& jobs, int reps, Device device) {
+std::vector<double> take_turns(Context& ctx, const std::vector<std::function<void()>>& jobs, int reps) {
+  for (const auto& job : jobs) job();  // first touch of memory
+  cuda::tune_products(ctx);
   std::vector<int> times;
   for (const auto& job : jobs) {
-    job();  // first touch of memory, tuning
-    const double once = std::max(time_of(job, 1, device), 1e-7);
+    job();
+    const double once = std::max(time_of(ctx, job, 1), 1e-7);
     times.push_back(static_cast<int>(std::ceil(kShortest / once)));
   }
   std::vector<std::vector<double>> taken(jobs.size());
   for (int r = 0; r < reps; ++r)
-    for (std::size_t i = 0; i < jobs.size(); ++i) taken[i].push_back(time_of(jobs[i], times[i], device));
+    for (std::size_t i = 0; i < jobs.size(); ++i) taken[i].push_back(time_of(ctx, jobs[i], times[i]));
   std::vector<double> medians;
   for (auto& t : taken) {
     std::sort(t.begin(), t.end());
@@ -45,8 +48,8 @@ std::vector<double> take_turns(const std::vector<std::function<void()>>& jobs, i
   return medians;
 }
 
-OwnedTensor filled(Device device, DType type, std::initializer_list<std::int64_t> dims, float scale) {
-  OwnedTensor out(device, type, dims);
+OwnedTensor filled(Context& ctx, DType type, std::initializer_list<std::int64_t> dims, float scale) {
+  OwnedTensor out(ctx, type, dims);
   // One block of random numbers, repeated: drawing gigabytes would take longer than measuring them.
   constexpr std::int64_t block = 1 << 16;
   std::vector<char> host(static_cast<std::size_t>(block) * size_of(type));
@@ -60,14 +63,14 @@ OwnedTensor filled(Device device, DType type, std::initializer_list<std::int64_t
   }
   char* to = static_cast<char*>(out.t.data);
   for (std::size_t at = 0; at < out.t.bytes(); at += host.size())
-    device_copy(device, to + at, Device::cpu(), host.data(), std::min(host.size(), out.t.bytes() - at));
+    ctx.copy(ctx.device(), to + at, Device::cpu(), host.data(), std::min(host.size(), out.t.bytes() - at));
   return out;
 }
 
-void copy_all(const Tensor& from, const Tensor& to) {
-  if (from.device.is_cuda()) return device_copy(to.device, to.data, from.device, from.data, to.bytes());
+void copy_all(Context& ctx, const Tensor& from, const Tensor& to) {
+  if (from.device.is_cuda()) return ctx.copy(to.device, to.data, from.device, from.data, to.bytes());
   constexpr std::int64_t piece = 1 << 20;
-  parallel_for(static_cast<std::int64_t>(to.bytes()), piece, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(ctx.threads(), static_cast<std::int64_t>(to.bytes()), piece, [&](std::int64_t begin, std::int64_t end) {
     std::memcpy(static_cast<char*>(to.data) + begin, static_cast<const char*>(from.data) + begin, static_cast<std::size_t>(end - begin));
   });
 }
@@ -80,25 +83,25 @@ std::vector<Product> products(const ModelConfig& c, std::int64_t tokens) {
           {"head", tokens, c.vocab, c.d, 1}};
 }
 
-Operands::Operands(const Product& p, Device device, DType type, bool backward)
-    : x(filled(device, type, {p.m, p.k})), w(filled(device, type, {p.n, p.k}, 0.02f)), y(filled(device, type, {p.m, p.n})) {
+Operands::Operands(Context& context, const Product& p, DType type, bool backward)
+    : ctx(context), x(filled(ctx, type, {p.m, p.k})), w(filled(ctx, type, {p.n, p.k}, 0.02f)), y(filled(ctx, type, {p.m, p.n})) {
   if (!backward) return;
-  dw = OwnedTensor(device, DType::f32, {p.n, p.k});
-  zero(dw);
+  dw = OwnedTensor(ctx, DType::f32, {p.n, p.k});
+  zero(ctx, dw);
 }
 
-void Operands::forward() const { gemm(x, w, y, {.trans_b = true}); }
-void Operands::backward_x() const { gemm(y, w, x); }
-void Operands::backward_w() const { gemm(y, x, dw, {.trans_a = true, .accumulate = true}); }
+void Operands::forward() const { gemm(ctx, x, w, y, {.trans_b = true}); }
+void Operands::backward_x() const { gemm(ctx, y, w, x); }
+void Operands::backward_w() const { gemm(ctx, y, x, dw, {.trans_a = true, .accumulate = true}); }
 
-SquareProduct::SquareProduct(Device device, DType type) {
-  const std::int64_t n = device.is_cuda() ? 8192 : 1536;
-  a = filled(device, type, {n, n});
-  b = filled(device, type, {n, n});
-  c = OwnedTensor(device, type, {n, n});
+SquareProduct::SquareProduct(Context& context, DType type) : ctx(context) {
+  const std::int64_t n = ctx.device().is_cuda() ? 8192 : 1536;
+  a = filled(ctx, type, {n, n});
+  b = filled(ctx, type, {n, n});
+  c = OwnedTensor(ctx, type, {n, n});
   flops = 2.0 * static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
 }
 
-void SquareProduct::run() const { gemm(a, b, c, {.trans_b = true}); }
+void SquareProduct::run() const { gemm(ctx, a, b, c, {.trans_b = true}); }
 
 }  // namespace bhyt::bench

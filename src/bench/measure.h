@@ -7,10 +7,10 @@
 namespace bhyt::bench {
 
 // Small random values: products of zeros or of denormals would be flattered or punished.
-OwnedTensor filled(Device device, DType type, std::initializer_list<std::int64_t> dims, float scale = 1);
+OwnedTensor filled(Context& ctx, DType type, std::initializer_list<std::int64_t> dims, float scale = 1);
 
 // Copies one tensor onto another of the same size with all threads.
-void copy_all(const Tensor& from, const Tensor& to);
+void copy_all(Context& ctx, const Tensor& from, const Tensor& to);
 
 // A matrix product y [m,n] = x [m,k] · wᵀ of the model, forward and backward.
 struct Product {
@@ -23,8 +23,9 @@ std::vector<Product> products(const ModelConfig& config, std::int64_t tokens);
 
 // One product's operands: x, w, y in the run's type; the weight's gradient in fp32, as in training.
 struct Operands {
+  Context& ctx;
   OwnedTensor x, w, y, dw;
-  Operands(const Product& p, Device device, DType type, bool backward);
+  Operands(Context& context, const Product& p, DType type, bool backward);
   void forward() const;     // y = x wᵀ
   void backward_x() const;  // x = y w
   void backward_w() const;  // dw += yᵀ x
@@ -32,9 +33,10 @@ struct Operands {
 
 // A large square product: the fastest this machine multiplies.
 struct SquareProduct {
+  Context& ctx;
   OwnedTensor a, b, c;
   double flops;
-  SquareProduct(Device device, DType type);
+  SquareProduct(Context& context, DType type);
   void run() const;
 };
 

@@ -9,8 +9,8 @@
 #include "cli/cli.h"
 #include "cli/commands.h"
 #include "core/check.h"
+#include "core/context.h"
 #include "core/log.h"
-#include "core/parallel.h"
 #include "train/config.h"
 
 namespace bhyt::cli {
@@ -39,20 +39,12 @@ bool gives(const std::vector<std::string>& words, std::string_view prefix) {
   return std::any_of(words.begin(), words.end(), [&](const std::string& w) { return w.starts_with(prefix); });
 }
 
-// The measurements of one test: the settings of a config, with the bench's own defaults below them.
-Settings settings(const Test& test, const std::vector<std::string>& words, DType dtype, int reps) {
+// What one test measures: a config, with the bench's own defaults below them.
+train::RunConfig config_of(const Test& test, const std::vector<std::string>& words) {
   std::vector<std::string> all{"train.batch=8", "data.seq_len=256"};
   if (!gives(words, "model.")) all.push_back(std::string("model.preset=") + test.preset);
   all.insert(all.end(), words.begin(), words.end());
-  const train::RunConfig c = train::read_run_config(train::config_tree("", all));
-  set_num_threads(static_cast<int>(c.run.threads));
-  return {.model = c.model.config,
-          .batch = c.train.batch,
-          .seq = c.data.seq_len,
-          .device = parse_device(c.run.device),
-          .dtype = dtype,
-          .reps = reps,
-          .all_methods = !gives(words, "norm.")};
+  return train::read_run_config(train::config_tree("", all));
 }
 
 std::vector<DType> types(const std::vector<std::string>& words) {
@@ -87,9 +79,9 @@ Json to_json(const Result& r, const Settings& s) {
   j["fraction"] = r.fraction();
   j["limit"] = r.limit;
   j["limit_name"] = r.limit_name;
-  j["device"] = name_of(s.device);
+  j["device"] = name_of(s.ctx.device());
   j["dtype"] = name_of(s.dtype);
-  j["threads"] = num_threads();
+  j["threads"] = s.ctx.threads().count();
   for (const auto& [name, value] : r.parts) {
     if (name.ends_with(" ms"))
       j["breakdown_ms"][name.substr(0, name.size() - 3)] = value;
@@ -127,7 +119,15 @@ int cmd_bench(const Args& args) {
   for (const std::string& name : tests) {
     for (DType dtype : types(overrides)) {
       const Test& test = *find_test(name);
-      const Settings s = settings(test, overrides, dtype, reps);
+      const train::RunConfig c = config_of(test, overrides);
+      Context ctx(parse_device(c.run.device), static_cast<int>(c.run.threads));
+      const Settings s{.ctx = ctx,
+                       .model = c.model.config,
+                       .batch = c.train.batch,
+                       .seq = c.data.seq_len,
+                       .dtype = dtype,
+                       .reps = reps,
+                       .all_methods = !gives(overrides, "norm.")};
       for (const Result& r : test.run(s)) {
         if (!json) print_row(r, dtype);
         list.push_back(to_json(r, s));

@@ -14,7 +14,6 @@
 #include "cli/commands.h"
 #include "core/check.h"
 #include "core/log.h"
-#include "core/parallel.h"
 #include "core/schema.h"
 #include "core/signals.h"
 #include "ops/gemm/gemm.h"
@@ -137,7 +136,7 @@ Placement take_placement(const std::vector<std::string>& words, const char* devi
     }
   }
   p.device = parse_device(where, "device");
-  set_num_threads(threads);
+  p.threads = threads;
   return p;
 }
 

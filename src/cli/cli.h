@@ -31,9 +31,10 @@ void parse(CLI::App& app, const std::vector<std::string>& args);
 struct Placement {
   Device device;
   DType dtype = DType::f32;
+  int threads = 0;  // all
 };
 // Takes those words (and their long forms `run.device=` …) from a command's positional arguments; any other word is a UsageError.
-// Sets the number of threads. `device` auto is the first GPU where there is one.
+// `device` auto is the first GPU where there is one.
 Placement take_placement(const std::vector<std::string>& words, const char* device = "cpu", DType dtype = DType::f32);
 
 }  // namespace bhyt::cli

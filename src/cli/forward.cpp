@@ -10,6 +10,8 @@
 #include "data/files.h"
 #include "model/checkpoint.h"
 #include "model/safetensors.h"
+#include "model/score_pass.h"
+#include "model/train_pass.h"
 
 namespace bhyt::cli {
 
@@ -22,7 +24,7 @@ struct Sample {
   std::int64_t batch = 0, seq = 0;
   OwnedTensor inputs, targets;  // int32 [B,T]
 
-  Sample(const SafeTensors& file, std::int64_t vocab, Device device) {
+  Sample(Context& ctx, const SafeTensors& file, std::int64_t vocab) {
     const SafeTensor& t = file.at("tokens");
     check(t.dtype == "I64" && t.shape.size() == 2 && t.shape[0] > 0 && t.shape[1] > 1,
           "{}: expected tokens I64 [B, T+1] with T > 0, got {} [{}]", file.path().string(), t.dtype, fmt::join(t.shape, ", "));
@@ -38,15 +40,15 @@ struct Sample {
       if (i % (seq + 1) != 0) next.push_back(static_cast<std::int32_t>(id));
     }
     for (auto [ids, tensor] : {std::pair{&in, &inputs}, {&next, &targets}}) {
-      *tensor = OwnedTensor(device, DType::i32, {batch, seq});
-      device_copy(device, tensor->t.data, Device::cpu(), ids->data(), tensor->t.bytes());
+      *tensor = OwnedTensor(ctx, DType::i32, {batch, seq});
+      from_host(ctx, ids->data(), *tensor);
     }
   }
 };
 
-std::vector<float> on_host(const Tensor& t) {
+std::vector<float> on_host(Context& ctx, const Tensor& t) {
   std::vector<float> host(static_cast<std::size_t>(t.size()));
-  device_copy(Device::cpu(), host.data(), t.device, t.data, t.bytes());
+  to_host(ctx, t, host.data());
   return host;
 }
 
@@ -58,50 +60,49 @@ SafeTensorOut whole(std::string name, std::vector<std::int64_t> shape, std::func
 }
 
 // The logits are made and written a few rows at a time: a large vocabulary never exists whole.
-SafeTensorOut logits_of(Model& model, const Sample& s) {
-  const std::int64_t vocab = model.config().vocab;
-  return {"logits", "F32", {s.batch, s.seq, vocab}, [&model, rows = s.batch * s.seq, vocab](const Put& put) {
+SafeTensorOut logits_of(Context& ctx, ScorePass& pass, const Sample& s, std::int64_t vocab) {
+  return {"logits", "F32", {s.batch, s.seq, vocab}, [&ctx, &pass, rows = s.batch * s.seq, vocab](const Put& put) {
             const std::int64_t piece = std::min<std::int64_t>(rows, 64);
-            OwnedTensor some(model.device(), DType::f32, {piece, vocab});
+            OwnedTensor some(ctx, DType::f32, {piece, vocab});
             for (std::int64_t at = 0; at < rows; at += piece) {
               const Tensor part = some.t.row_slice(0, std::min(piece, rows - at));
-              model.logits(at, part.rows(), part);
-              const std::vector<float> host = on_host(part);
+              pass.logits(at, part.rows(), part);
+              const std::vector<float> host = on_host(ctx, part);
               put(host.data(), host.size() * sizeof(float));
             }
           }};
 }
 
 void run_forward(const std::string& dir, const std::string& tokens, const std::string& out, bool grads, const Placement& where) {
-  const auto model = load_model(dir, where.device, where.dtype);
-  const Sample sample(SafeTensors(tokens), model->config().vocab, where.device);
+  Context ctx(where.device, where.threads);
+  const auto model = load_model(ctx, dir, where.dtype);
+  const Sample sample(ctx, SafeTensors(tokens), model->config().vocab);
   const std::int64_t n = sample.batch * sample.seq;
   const Batch batch{.batch = sample.batch, .seq = sample.seq, .tokens = sample.inputs, .targets = sample.targets};
-  const OwnedTensor loss(where.device, DType::f32, {1});
-  OwnedTensor gradients;
-  zero(loss);
-  model->prepare(sample.batch, sample.seq, grads);
+  const OwnedTensor loss(ctx, DType::f32, {1});
+  const Gradients gradients = grads ? Gradients(ctx, model->parameters()) : Gradients();
+  zero(ctx, loss);
+  ScorePass pass(ctx, *model, sample.batch, sample.seq);
   if (grads) {
-    gradients = OwnedTensor(where.device, DType::f32, {model->parameters().arena_size()});
-    zero(gradients);
-    model->forward_backward(
-        batch, {.gradients = gradients, .loss = loss, .scale = 1.0f / static_cast<float>(n), .tokens_in_step = static_cast<double>(n)});
+    TrainPass train(ctx, *model, {.batch = sample.batch, .seq = sample.seq});
+    train.run(batch,
+              {.gradients = gradients, .loss = loss, .scale = 1.0f / static_cast<float>(n), .tokens_in_step = static_cast<double>(n)});
   } else {
-    model->score(batch, {.loss = loss});
+    pass.score(batch, {.loss = loss});
   }
 
   std::vector<SafeTensorOut> tensors;
-  tensors.push_back(whole("loss", {1}, [&] { return std::vector{on_host(loss)[0] / static_cast<float>(n)}; }));
+  tensors.push_back(whole("loss", {1}, [&] { return std::vector{on_host(ctx, loss)[0] / static_cast<float>(n)}; }));
   const auto& blocks = model->norms().blocks;
   for (std::size_t i = 0; i < blocks.size(); ++i)
     if (blocks[i].has_constant)
-      tensors.push_back(whole(fmt::format("c_attn.{}", i), {1}, [&model, i] { return std::vector{on_host(model->constants())[i]}; }));
+      tensors.push_back(whole(fmt::format("c_attn.{}", i), {1}, [&, i] { return std::vector{on_host(ctx, model->constants())[i]}; }));
   if (grads)
     for (const Parameter& p : model->parameters().list())
       if (!p.frozen)
-        tensors.push_back(whole("grad." + p.name, p.shape, [&] { return on_host(model->parameters().in_arena(gradients, p)); }));
-  model->forward(batch);
-  tensors.push_back(logits_of(*model, sample));
+        tensors.push_back(whole("grad." + p.name, p.shape, [&] { return on_host(ctx, model->parameters().in_arena(gradients.arena, p)); }));
+  pass.forward(batch);
+  tensors.push_back(logits_of(ctx, pass, sample, model->config().vocab));
 
   const std::string to = output_path(out), beside = to + ".partial";
   try {

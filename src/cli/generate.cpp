@@ -62,14 +62,14 @@ void print_json(const Generated& g, std::size_t prompt_tokens, const Tokenizer* 
   fmt::print("{}\n", j.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
 }
 
-void run_ids(Model& model, const std::string& prompt, const Options& o) {
+void run_ids(Context& ctx, const Model& model, const std::string& prompt, const Options& o) {
   const std::vector<TokenId> ids = parse_ids(prompt);
-  const Generated g = generate(model, ids, o.generate);
+  const Generated g = generate(ctx, model, ids, o.generate);
   if (o.json) return print_json(g, ids.size(), nullptr);
   fmt::print("{}\n", nlohmann::json(g.ids).dump());
 }
 
-void run_text(Model& model, const std::string& prompt, Options o) {
+void run_text(Context& ctx, const Model& model, const std::string& prompt, Options o) {
   const auto tokenizer = load_tokenizer(o.tokenizer.empty() ? o.model : o.tokenizer);
   check(tokenizer->vocab_size() <= model.config().vocab, "the tokenizer has {} ids, the model only {}: they do not belong together",
         tokenizer->vocab_size(), model.config().vocab);
@@ -89,7 +89,7 @@ void run_text(Model& model, const std::string& prompt, Options o) {
     fmt::print("{}", stream.push(tokenizer->piece(id, false)));
     return std::fflush(stdout) == 0;  // nobody reads any more: stop
   };
-  const Generated g = o.json ? generate(model, ids, o.generate) : generate(model, ids, o.generate, show);
+  const Generated g = o.json ? generate(ctx, model, ids, o.generate) : generate(ctx, model, ids, o.generate, show);
   if (o.json) return print_json(g, ids.size(), tokenizer.get());
   fmt::print("{}\n", stream.rest());
   if (log::stderr_is_terminal())
@@ -118,12 +118,13 @@ int cmd_generate(const Args& args) {
   app.add_option("key=value", o.words, "device=auto|cpu|cuda[:N] (auto), dtype=fp32|bf16 (fp32), threads=N");
   parse(app, args);
   const Placement where = take_placement(o.words, "auto");
-  const auto model = load_model(o.model, where.device, where.dtype);
+  Context ctx(where.device, where.threads);
+  const auto model = load_model(ctx, o.model, where.dtype);
   const std::string text = read_prompt(app, o);
   if (o.ids)
-    run_ids(*model, text, o);
+    run_ids(ctx, *model, text, o);
   else
-    run_text(*model, text, o);
+    run_text(ctx, *model, text, o);
   return 0;
 }
 

@@ -10,7 +10,7 @@
 #include "cli/commands.h"
 #include "core/check.h"
 #include "core/log.h"
-#include "core/parallel.h"
+#include "core/threads.h"
 #include "data/input.h"
 #include "data/json_text.h"
 #include "data/pipeline.h"
@@ -105,7 +105,6 @@ void count_chunk(BpeTrainer& trainer, const Chunk& chunk, const std::string& key
 }
 
 int train(const TrainArgs& args) {
-  set_num_threads(args.threads);
   BpeTrainOptions options{.vocab = args.vocab};
   if (!args.special.empty()) options.special = args.special;
   BpeTrainer trainer(options);
@@ -116,8 +115,8 @@ int train(const TrainArgs& args) {
     log::Progress progress("counting words", total, "B");
     ChunkReader reader(files);
     ordered_pipeline<Chunk>(
-        num_threads(), [&](Chunk& c) { return reader.next(c); }, [&](Chunk& c) { count_chunk(trainer, c, args.key); },
-        [&](Chunk& c) { progress.update(static_cast<double>(c.consumed)); });
+        args.threads > 0 ? args.threads : available_cores(), [&](Chunk& c) { return reader.next(c); },
+        [&](Chunk& c) { count_chunk(trainer, c, args.key); }, [&](Chunk& c) { progress.update(static_cast<double>(c.consumed)); });
     progress.update(total);
     progress.finish();
   }
@@ -161,7 +160,8 @@ int encode(const CodeArgs& args) {
   } else {
     texts.push_back(input);
   }
-  for (const auto& ids : encode_all(*tokenizer, texts, {.special = !args.no_special})) print_ids(ids);
+  Threads threads;
+  for (const auto& ids : encode_all(threads, *tokenizer, texts, {.special = !args.no_special})) print_ids(ids);
   return 0;
 }
 

@@ -4,10 +4,16 @@
 #include <fmt/format.h>
 
 #include "core/error.h"
+#include "core/tensor.h"
+
+template <>
+struct fmt::formatter<bhyt::ShapeText> : fmt::formatter<std::string> {
+  auto format(const bhyt::ShapeText& s, fmt::format_context& out) const { return fmt::formatter<std::string>::format(s.text(), out); }
+};
 
 namespace bhyt {
 
-// Throws Error unless `ok`. Messages read "[op] expected …, got …".
+// Throws Error unless `ok`; the message is made only then, so its parts must be cheap to hand over. Messages read "[op] expected …, got …".
 template <class... Args>
 void check(bool ok, fmt::format_string<Args...> message, Args&&... args) {
   if (!ok) [[unlikely]]

@@ -1,5 +1,8 @@
 // Memory, copies and the stream of the CUDA backend.
+#include <memory>
 #include "core/cuda.cuh"
+
+#include "core/graph.h"
 #include "core/mirror.h"
 
 namespace bhyt::cuda {
@@ -27,29 +30,6 @@ std::string unsupported(int index) {
   return std::string(p.name) + ": " + cudaGetErrorString(e);
 }
 
-// Everything the backend keeps for the device in use: made on first use, kept until the program ends.
-struct State {
-  int device = -1;
-  cudaStream_t stream = nullptr, copies = nullptr;
-  void* scratch = nullptr;
-  std::size_t scratch_bytes = 0;
-  int multiprocessors = 0;
-};
-State state;
-
-void use(int index) {
-  if (state.device == index) return;
-  if (const std::string wrong = unsupported(index); !wrong.empty()) fail("[cuda] " + wrong + "; use device=cpu");
-  BHYT_CUDA(cudaSetDevice(index));
-  cudaDeviceProp p{};
-  BHYT_CUDA(cudaGetDeviceProperties(&p, index));
-  state = State{};
-  state.device = index;
-  state.multiprocessors = p.multiProcessorCount;
-  BHYT_CUDA(cudaStreamCreateWithFlags(&state.stream, cudaStreamNonBlocking));
-  BHYT_CUDA(cudaStreamCreateWithFlags(&state.copies, cudaStreamNonBlocking));
-}
-
 std::string gib(std::size_t bytes) {
   char text[32];
   std::snprintf(text, sizeof text, "%.2f GiB", static_cast<double>(bytes) / (1 << 30));
@@ -57,32 +37,6 @@ std::string gib(std::size_t bytes) {
 }
 
 }  // namespace
-
-cudaStream_t stream() {
-  if (state.device < 0) use(0);
-  return state.stream;
-}
-int multiprocessors() {
-  if (state.device < 0) use(0);
-  return state.multiprocessors;
-}
-
-void* scratch(std::size_t bytes) {
-  if (bytes <= state.scratch_bytes) return state.scratch;
-  BHYT_CUDA(cudaStreamSynchronize(stream()));
-  if (state.scratch) BHYT_CUDA(cudaFree(state.scratch));
-  state.scratch = nullptr;
-  state.scratch_bytes = 0;
-  const std::size_t rounded = (bytes + (1 << 20) - 1) >> 20 << 20;
-  state.scratch = device_memory(rounded);
-  state.scratch_bytes = rounded;
-  return state.scratch;
-}
-
-void* device_memory(std::size_t bytes) {
-  if (state.device < 0) use(0);
-  return alloc(state.device, bytes);
-}
 
 bool built() { return true; }
 
@@ -118,6 +72,8 @@ std::string describe(int index) {
   return p.name;
 }
 
+void use(int index) { BHYT_CUDA(cudaSetDevice(index)); }
+
 std::size_t free_bytes(int index) {
   use(index);
   std::size_t free = 0, total = 0;
@@ -145,42 +101,64 @@ void* alloc(int index, std::size_t bytes) {
   return p;
 }
 
-void free(int, void* p) noexcept {
-  cudaStreamSynchronize(state.stream);
+Queue* open_queue(int index) {
+  if (const std::string wrong = unsupported(index); !wrong.empty()) fail("[cuda] " + wrong + "; use device=cpu");
+  use(index);
+  std::unique_ptr<Queue, CloseQueue> queue(new Queue{.device = index});
+  cudaDeviceProp p{};
+  BHYT_CUDA(cudaGetDeviceProperties(&p, index));
+  queue->multiprocessors = p.multiProcessorCount;
+  BHYT_CUDA(cudaStreamCreateWithFlags(&queue->work, cudaStreamNonBlocking));
+  BHYT_CUDA(cudaStreamCreateWithFlags(&queue->copies, cudaStreamNonBlocking));
+  return queue.release();
+}
+
+void CloseQueue::operator()(Queue* queue) const noexcept {
+  if (queue->work) {
+    cudaStreamSynchronize(queue->work);
+    cudaStreamDestroy(queue->work);
+  }
+  if (queue->copies) cudaStreamDestroy(queue->copies);
+  delete queue;
+}
+
+void free(Queue& queue, void* p) noexcept {
+  cudaStreamSynchronize(queue.work);
   cudaFree(p);
 }
 
-void copy(Device to, void* dst, Device from, const void* src, std::size_t bytes) {
-  use(to.is_cuda() ? to.index : from.index);
-  if (bytes == 0) return;
-  BHYT_CUDA(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream()));
+void copy(Queue& queue, Device to, void* dst, Device from, const void* src, std::size_t bytes) {
+  use(queue.device);
+  BHYT_CUDA(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, queue.work));
   // A host buffer may be reused or read as soon as this returns.
-  if (!to.is_cuda() || !from.is_cuda()) BHYT_CUDA(cudaStreamSynchronize(stream()));
+  if (!to.is_cuda() || !from.is_cuda()) BHYT_CUDA(cudaStreamSynchronize(queue.work));
 }
 
-void copy_2d(int index, void* dst, std::size_t dst_pitch, const void* src, std::size_t src_pitch, std::size_t row_bytes, std::size_t rows) {
-  use(index);
-  BHYT_CUDA(cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, row_bytes, rows, cudaMemcpyDeviceToDevice, stream()));
+void copy_2d(Queue& queue, void* dst, std::size_t dst_pitch, const void* src, std::size_t src_pitch, std::size_t row_bytes,
+             std::size_t rows) {
+  use(queue.device);
+  BHYT_CUDA(cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, row_bytes, rows, cudaMemcpyDeviceToDevice, queue.work));
 }
 
-void zero(int index, void* p, std::size_t bytes) {
-  use(index);
-  BHYT_CUDA(cudaMemsetAsync(p, 0, bytes, stream()));
+void zero(Queue& queue, void* p, std::size_t bytes) {
+  use(queue.device);
+  BHYT_CUDA(cudaMemsetAsync(p, 0, bytes, queue.work));
 }
 
-void synchronize(int index) {
-  use(index);
-  BHYT_CUDA(cudaStreamSynchronize(stream()));
+void synchronize(Queue& queue) {
+  use(queue.device);
+  BHYT_CUDA(cudaStreamSynchronize(queue.work));
 }
 
 struct Twin {
+  Queue* queue = nullptr;
   void *device = nullptr, *host = nullptr;
   std::size_t bytes = 0;
   cudaEvent_t copied = nullptr, read = nullptr;
 };
 
-Twin* open_twin(void* device_side, std::size_t bytes) {
-  auto t = std::unique_ptr<Twin, void (*)(Twin*) noexcept>(new Twin{.device = device_side, .bytes = bytes}, close_twin);
+Twin* open_twin(Queue& queue, void* device_side, std::size_t bytes) {
+  auto t = std::unique_ptr<Twin, void (*)(Twin*) noexcept>(new Twin{.queue = &queue, .device = device_side, .bytes = bytes}, close_twin);
   BHYT_CUDA(cudaMallocHost(&t->host, bytes));
   BHYT_CUDA(cudaEventCreateWithFlags(&t->copied, cudaEventDisableTiming));
   BHYT_CUDA(cudaEventCreateWithFlags(&t->read, cudaEventDisableTiming));
@@ -188,7 +166,10 @@ Twin* open_twin(void* device_side, std::size_t bytes) {
 }
 
 void close_twin(Twin* t) noexcept {
-  if (t->copied) cudaEventSynchronize(t->copied), cudaEventDestroy(t->copied);
+  if (t->copied) {
+    cudaEventSynchronize(t->copied);
+    cudaEventDestroy(t->copied);
+  }
   if (t->read) cudaEventDestroy(t->read);
   if (t->host) cudaFreeHost(t->host);
   delete t;
@@ -201,18 +182,48 @@ void* host_side(Twin& t) {
 }
 
 void send(Twin& t, std::size_t bytes) {
-  BHYT_CUDA(cudaStreamWaitEvent(state.copies, t.read));
-  BHYT_CUDA(cudaMemcpyAsync(t.device, t.host, bytes, cudaMemcpyHostToDevice, state.copies));
-  BHYT_CUDA(cudaEventRecord(t.copied, state.copies));
+  BHYT_CUDA(cudaStreamWaitEvent(t.queue->copies, t.read));
+  BHYT_CUDA(cudaMemcpyAsync(t.device, t.host, bytes, cudaMemcpyHostToDevice, t.queue->copies));
+  BHYT_CUDA(cudaEventRecord(t.copied, t.queue->copies));
 }
 
-void receive(Twin& t) { BHYT_CUDA(cudaStreamWaitEvent(stream(), t.copied)); }
+void receive(Twin& t) { BHYT_CUDA(cudaStreamWaitEvent(t.queue->work, t.copied)); }
 
-void release(Twin& t) { BHYT_CUDA(cudaEventRecord(t.read, stream())); }
+void release(Twin& t) { BHYT_CUDA(cudaEventRecord(t.read, t.queue->work)); }
 
 void fetch(Twin& t) {
-  BHYT_CUDA(cudaMemcpyAsync(t.host, t.device, t.bytes, cudaMemcpyDeviceToHost, stream()));
-  BHYT_CUDA(cudaEventRecord(t.copied, stream()));
+  BHYT_CUDA(cudaMemcpyAsync(t.host, t.device, t.bytes, cudaMemcpyDeviceToHost, t.queue->work));
+  BHYT_CUDA(cudaEventRecord(t.copied, t.queue->work));
+}
+
+struct Graph {
+  cudaGraphExec_t exec = nullptr;
+};
+
+Graph* record(Context& ctx, const std::function<void()>& work) {
+  std::unique_ptr<Graph, CloseGraph> made(new Graph);
+  BHYT_CUDA(cudaStreamBeginCapture(stream(ctx), cudaStreamCaptureModeThreadLocal));
+  cudaGraph_t graph = nullptr;
+  try {
+    work();
+  } catch (...) {
+    cudaStreamEndCapture(stream(ctx), &graph);
+    if (graph) cudaGraphDestroy(graph);
+    cudaGetLastError();
+    throw;
+  }
+  BHYT_CUDA(cudaStreamEndCapture(stream(ctx), &graph));
+  const cudaError_t e = cudaGraphInstantiate(&made->exec, graph, 0);
+  cudaGraphDestroy(graph);
+  check_call(e, "cudaGraphInstantiate");
+  return made.release();
+}
+
+void start(Context& ctx, Graph& graph) { BHYT_CUDA(cudaGraphLaunch(graph.exec, stream(ctx))); }
+
+void CloseGraph::operator()(Graph* graph) const noexcept {
+  if (graph->exec) cudaGraphExecDestroy(graph->exec);
+  delete graph;
 }
 
 }  // namespace bhyt::cuda

@@ -85,21 +85,21 @@ __device__ __forceinline__ float warp_max(float v) {
   return v;
 }
 
-// Sum over a block of up to 1024 threads, the same in every thread and in every run. room: 33 values of shared memory.
+// Sum over a block of up to 1024 threads, the same in every thread and in every run. shared: 33 values of shared memory.
 template <class F>
-__device__ __forceinline__ F block_sum(F v, F* room) {
+__device__ __forceinline__ F block_sum(F v, F* shared) {
   v = warp_sum(v);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = (blockDim.x + 31) / 32;
   __syncthreads();
-  if (lane == 0) room[warp] = v;
+  if (lane == 0) shared[warp] = v;
   __syncthreads();
   if (warp == 0) {
-    F s = lane < warps ? room[lane] : F(0);
+    F s = lane < warps ? shared[lane] : F(0);
     s = warp_sum(s);
-    if (lane == 0) room[32] = s;
+    if (lane == 0) shared[32] = s;
   }
   __syncthreads();
-  return room[32];
+  return shared[32];
 }
 
 }  // namespace bhyt::cuda

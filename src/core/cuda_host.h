@@ -1,10 +1,11 @@
-// What the CUDA backend's host code uses: checked calls, the stream, scratch memory.
+// What the CUDA backend's host code uses: checked calls and a context's streams.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <string>
 
+#include "core/context.h"
 #include "core/error.h"
 #include "core/tensor.h"
 
@@ -16,13 +17,14 @@ inline void check_call(cudaError_t e, const char* what) {
 #define BHYT_CUDA(call) ::bhyt::cuda::check_call((call), #call)
 inline void check_launch(const char* what) { check_call(cudaGetLastError(), what); }
 
-// All work of the program goes through one stream per device.
-cudaStream_t stream();
-// Scratch for one kernel's partial results, good until the next call that asks for it; grows, never shrinks.
-void* scratch(std::size_t bytes);
-// Memory of the device in use; when there is none, the error says what was asked, what is free and what helps.
-void* device_memory(std::size_t bytes);
-int multiprocessors();
+// The streams of a context on a GPU: one for its work, one for copies beside it.
+struct Queue {
+  int device = 0;
+  cudaStream_t work = nullptr, copies = nullptr;
+  int multiprocessors = 0;
+};
+inline cudaStream_t stream(Context& context) { return context.queue().work; }
+inline int multiprocessors(Context& context) { return context.queue().multiprocessors; }
 
 inline bool aligned16(const Tensor& t) {
   return !t || (reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0 && t.ld * static_cast<std::int64_t>(size_of(t.dtype)) % 16 == 0);

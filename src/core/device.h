@@ -1,4 +1,4 @@
-// Where tensors live, and the few things asked of a device directly: memory, copies, waiting.
+// Where tensors live. Work and memory on a device belong to a Context (core/context.h).
 // Headers have no #ifdef: a build without CUDA links core/no_cuda.cpp, whose functions throw.
 #pragma once
 
@@ -25,28 +25,24 @@ std::string name_of(Device d);
 // GPU.
 Device parse_device(const std::string& text, const std::string& key = "run.device");
 
-void* device_alloc(Device d, std::size_t bytes);  // 256-byte aligned; says what was asked and what is free when it fails
-void device_free(Device d, void* p) noexcept;
-void device_copy(Device to, void* dst, Device from, const void* src, std::size_t bytes);  // in stream order; to the host: waits
-void device_copy_2d(Device d, void* dst, std::size_t dst_pitch, const void* src, std::size_t src_pitch, std::size_t row_bytes,
-                    std::size_t rows);
-void device_zero(Device d, void* p, std::size_t bytes);
-void device_synchronize(Device d);
-
-// The CUDA backend behind these and behind the operations (core/no_cuda.cpp when it is not built in).
+// The CUDA backend behind contexts and operations (core/no_cuda.cpp when it is not built in).
 namespace cuda {
+struct Queue;
 bool built();                         // compiled in
 int device_count();                   // 0 without a driver
 std::string why_unusable(int index);  // "" when the GPU can be used, else the reason: driver, number, architecture
 std::string describe(int index);      // "NVIDIA H200"
 std::size_t free_bytes(int index);
 std::size_t total_bytes(int index);
+void use(int index);  // makes it this thread's GPU
+Queue* open_queue(int index);
 void* alloc(int index, std::size_t bytes);
-void free(int index, void* p) noexcept;
-void copy(Device to, void* dst, Device from, const void* src, std::size_t bytes);
-void copy_2d(int index, void* dst, std::size_t dst_pitch, const void* src, std::size_t src_pitch, std::size_t row_bytes, std::size_t rows);
-void zero(int index, void* p, std::size_t bytes);
-void synchronize(int index);
+void free(Queue& queue, void* p) noexcept;
+void copy(Queue& queue, Device to, void* dst, Device from, const void* src, std::size_t bytes);
+void copy_2d(Queue& queue, void* dst, std::size_t dst_pitch, const void* src, std::size_t src_pitch, std::size_t row_bytes,
+             std::size_t rows);
+void zero(Queue& queue, void* p, std::size_t bytes);
+void synchronize(Queue& queue);
 }  // namespace cuda
 
 }  // namespace bhyt

@@ -78,7 +78,7 @@ BHYT_BOTH bf16 to_bf16(float f) {
 // together give every bit back (of a NaN, that it is one).
 struct SplitFloat {
   bf16 value;
-  std::uint16_t rest;  // two's complement
+  std::uint16_t low;  // two's complement
 };
 BHYT_BOTH SplitFloat split(float f) {
   std::uint32_t u;
@@ -86,8 +86,8 @@ BHYT_BOTH SplitFloat split(float f) {
   u = f == f ? u : 0x7FC00000u;
   return {bf16{static_cast<std::uint16_t>((u + 0x8000u) >> 16)}, static_cast<std::uint16_t>(u)};
 }
-BHYT_BOTH float join(bf16 value, std::uint16_t rest) {
-  const std::uint32_t u = (static_cast<std::uint32_t>(value.bits) << 16) + static_cast<std::uint32_t>(static_cast<std::int16_t>(rest));
+BHYT_BOTH float join(bf16 value, std::uint16_t low) {
+  const std::uint32_t u = (static_cast<std::uint32_t>(value.bits) << 16) + static_cast<std::uint32_t>(static_cast<std::int16_t>(low));
   float f;
   memcpy(&f, &u, 4);
   return f;

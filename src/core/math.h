@@ -48,8 +48,6 @@ BHYT_BOTH float fast_exp(float argument) {
 BHYT_BOTH double fast_exp(double x) { return std::exp(x); }
 
 // 1 / (1 + e^-x).
-BHYT_BOTH float sigmoid(float x) { return 1.0f / (1.0f + fast_exp(-x)); }
-BHYT_BOTH double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 
 // Rational in x², fitted for the largest relative error: 4e-7 with the rounding of every step. Odd, x for small x, ±1 from ±9.75 on (the
 // fit has passed 1 there, the clamp does the rest).

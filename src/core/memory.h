@@ -3,15 +3,16 @@
 
 #include <utility>
 
+#include "core/context.h"
 #include "core/tensor.h"
 
 namespace bhyt {
 
-// One allocation, freed with its owner.
+// One allocation of a context, which must outlive it; given back with its owner.
 class Buffer {
  public:
   Buffer() = default;
-  Buffer(Device d, std::size_t bytes) : device_(d), bytes_(bytes), data_(bytes ? device_alloc(d, bytes) : nullptr) {}
+  Buffer(Context& context, std::size_t bytes) : context_(&context), bytes_(bytes), data_(bytes ? context.allocate(bytes) : nullptr) {}
   Buffer(Buffer&& o) noexcept { swap(o); }
   Buffer& operator=(Buffer&& o) noexcept {
     swap(o);
@@ -20,20 +21,19 @@ class Buffer {
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
   ~Buffer() {
-    if (data_) device_free(device_, data_);
+    if (data_) context_->release(data_);
   }
 
   void* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
-  Device device() const { return device_; }
 
  private:
   void swap(Buffer& o) noexcept {
-    std::swap(device_, o.device_);
+    std::swap(context_, o.context_);
     std::swap(bytes_, o.bytes_);
     std::swap(data_, o.data_);
   }
-  Device device_;
+  Context* context_ = nullptr;
   std::size_t bytes_ = 0;
   void* data_ = nullptr;
 };
@@ -43,13 +43,17 @@ struct OwnedTensor {
   Buffer memory;
   Tensor t;
   OwnedTensor() = default;
-  OwnedTensor(Device d, DType type, std::initializer_list<std::int64_t> dims);
+  OwnedTensor(Context& context, DType type, std::initializer_list<std::int64_t> dims);
   operator const Tensor&() const { return t; }
 };
 
-void zero(const Tensor& t);                       // contiguous
-void copy(const Tensor& from, const Tensor& to);  // same dtype and size, contiguous, any devices
+void zero(Context& context, const Tensor& t);                       // contiguous
+void copy(Context& context, const Tensor& from, const Tensor& to);  // same dtype and size, contiguous, any devices
 
-void copy_rows(const Tensor& from, const Tensor& to);  // the same for column slices; one device
+void copy_rows(Context& context, const Tensor& from, const Tensor& to);  // the same for column slices; one device
+
+// Between a contiguous tensor and the host's memory; these wait.
+void to_host(Context& context, const Tensor& from, void* to);
+void from_host(Context& context, const void* from, const Tensor& to);
 
 }  // namespace bhyt

@@ -9,7 +9,7 @@ namespace bhyt {
 
 namespace cuda {
 struct Twin;  // page-locked memory and the events that order its copies
-Twin* open_twin(void* device_side, std::size_t bytes);
+Twin* open_twin(Queue& queue, void* device_side, std::size_t bytes);
 void close_twin(Twin* twin) noexcept;
 void* host_side(Twin& twin);
 void send(Twin& twin, std::size_t bytes);
@@ -20,8 +20,8 @@ void fetch(Twin& twin);
 
 class Mirror {
  public:
-  Mirror(Device device, std::size_t bytes) : memory_(device, bytes), twin_(nullptr, cuda::close_twin) {
-    if (device.is_cuda()) twin_.reset(cuda::open_twin(memory_.data(), bytes));
+  Mirror(Context& context, std::size_t bytes) : memory_(context, bytes), twin_(nullptr, cuda::close_twin) {
+    if (context.device().is_cuda()) twin_.reset(cuda::open_twin(context.queue(), memory_.data(), bytes));
   }
 
   void* device_side() const { return memory_.data(); }

@@ -1,48 +1,54 @@
-// Where the time of a step goes, by kind of operation. Operations open a Scope where they dispatch; without a recording that costs one
-// branch. Times are exclusive (a product inside the cross entropy counts as a product), so that the kinds sum to the whole.
+// Where the time of a step goes, by kind of operation. A context has one recorder; operations book themselves when they open (Operation in
+// core/context.h), which costs one branch without a recording. Times are exclusive (a product inside the cross entropy counts as a
+// product), so that the kinds sum to the whole.
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
-
-#include "core/device.h"
 
 namespace bhyt::profile {
 
 enum class Kind : std::uint8_t { other, matrix, attention, norm, rope, swiglu, embedding, cross_entropy, optimizer };
 constexpr std::size_t kKinds = 9;
-const char* name_of(Kind kind);
+
+inline const char* name_of(Kind kind) {
+  constexpr std::array<const char*, kKinds> names = {"other",  "matrix products", "attention",     "norm",     "rope",
+                                                     "swiglu", "embedding",       "cross entropy", "optimizer"};
+  return names[static_cast<std::size_t>(kind)];
+}
 
 using Seconds = std::array<double, kKinds>;
 
-// Records what this thread does until stop(). On a GPU the device is waited for at every boundary.
-void start();
-Seconds stop();
-
-namespace detail {
-extern thread_local bool recording;
-Kind enter(Kind kind, Device device);
-void leave(Kind before, Device device);
-}  // namespace detail
-
-class Scope {
+class Recorder {
  public:
-  Scope(Kind kind, Device device) : device_(device), on_(detail::recording) {
-    if (on_) [[unlikely]]
-      before_ = detail::enter(kind, device);
+  bool recording() const { return recording_; }
+  void start() {
+    switch_to(Kind::other);
+    spent_ = {};
+    recording_ = true;
   }
-  ~Scope() {
-    if (on_) [[unlikely]]
-      detail::leave(before_, device_);
+  Seconds stop() {
+    switch_to(Kind::other);
+    recording_ = false;
+    return spent_;
   }
-  Scope(const Scope&) = delete;
-  Scope& operator=(const Scope&) = delete;
+  // Books the time since the last switch on the kind that was running, which is returned.
+  Kind switch_to(Kind next) {
+    const double now = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    spent_[static_cast<std::size_t>(current_)] += now - since_;
+    since_ = now;
+    const Kind before = current_;
+    current_ = next;
+    return before;
+  }
 
  private:
-  Device device_;
-  bool on_;
-  Kind before_ = Kind::other;
+  bool recording_ = false;
+  Seconds spent_{};
+  Kind current_ = Kind::other;
+  double since_ = 0;
 };
 
 }  // namespace bhyt::profile

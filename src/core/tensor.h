@@ -60,10 +60,16 @@ struct Tensor {
   }
 };
 
-inline std::string shape_string(const Tensor& t) {
-  std::string s = "[";
-  for (int i = 0; i < t.rank; ++i) s += (i ? ", " : "") + std::to_string(t.dim(i));
-  return s + "]";
-}
+// A shape as messages show it, made into text only when somebody reads it.
+struct ShapeText {
+  int rank = 0;
+  std::array<std::int64_t, 4> shape{};
+  std::string text() const {
+    std::string s = "[";
+    for (int i = 0; i < rank; ++i) s += (i ? ", " : "") + std::to_string(shape[static_cast<std::size_t>(i)]);
+    return s + "]";
+  }
+};
+inline ShapeText shape_string(const Tensor& t) { return {t.rank, t.shape}; }
 
 }  // namespace bhyt

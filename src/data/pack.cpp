@@ -6,8 +6,8 @@
 
 #include "core/check.h"
 #include "core/log.h"
-#include "core/parallel.h"
 #include "core/signals.h"
+#include "core/threads.h"
 #include "data/json_text.h"
 #include "data/pipeline.h"
 
@@ -250,7 +250,7 @@ PackResult pack(const Tokenizer& tokenizer, const PackOptions& options) {
   std::optional<log::Progress> progress;
   if (options.progress) progress.emplace("pack", total, "B");
   ordered_pipeline<Batch>(
-      options.threads > 0 ? options.threads : num_threads(), [&](Batch& b) { return reader.next(b); }, Encoder(tokenizer, options),
+      options.threads > 0 ? options.threads : available_cores(), [&](Batch& b) { return reader.next(b); }, Encoder(tokenizer, options),
       [&](const Batch& b) {
         if (const int signal = options.interrupted ? options.interrupted() : 0) throw Interrupted(signal);
         collector.take(b);

@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/log.h"
+#include "model/decode_pass.h"
 
 namespace bhyt {
 
@@ -21,7 +22,7 @@ std::size_t sequence_length(unsigned char lead) {
 
 }  // namespace
 
-Generated generate(Model& model, const std::vector<std::int32_t>& prompt, const GenerateOptions& options,
+Generated generate(Context& ctx, const Model& model, const std::vector<std::int32_t>& prompt, const GenerateOptions& options,
                    const std::function<bool(std::int32_t)>& emit) {
   check_usage(!prompt.empty(), "the prompt is empty: give at least one token");
   check_usage(options.max_tokens >= 0, "max-tokens must be at least 0, got {}", options.max_tokens);
@@ -35,11 +36,17 @@ Generated generate(Model& model, const std::vector<std::int32_t>& prompt, const 
   const auto length = static_cast<std::int64_t>(prompt.size());
   if (length > model.config().max_positions)
     log::warning("the prompt has {} tokens, the model is meant for {} at most", length, model.config().max_positions);
-  auto cache = model.make_cache(length + options.max_tokens);
-  std::vector<float> logits;
+  KvCache cache(ctx, model, 1, length + options.max_tokens);
+  DecodePass pass(ctx, model, cache, std::min(kPromptPiece, length));
+  std::vector<float> logits(static_cast<std::size_t>(vocab));
+  const auto decode = [&](std::span<const std::int32_t> tokens) {
+    const Settled settled(ctx, out.ids.size() > 2);  // one token at a time: everything is there
+    const DecodePass::Piece piece{.sequence = 0, .tokens = tokens};
+    to_host(ctx, pass.run({&piece, 1}), logits.data());
+  };
   const double start = now();
   for (std::int64_t at = 0; at < length; at += kPromptPiece)
-    model.decode(*cache, prompt.data() + at, std::min(kPromptPiece, length - at), logits);
+    decode(std::span(prompt).subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(std::min(kPromptPiece, length - at))));
   const double prompted = now();
   out.prompt_seconds = prompted - start;
   for (;;) {
@@ -50,7 +57,7 @@ Generated generate(Model& model, const std::vector<std::int32_t>& prompt, const 
     }
     out.ids.push_back(id);
     if ((emit && !emit(id)) || static_cast<std::int64_t>(out.ids.size()) == options.max_tokens) break;
-    model.decode(*cache, &id, 1, logits);
+    decode({&id, 1});
   }
   out.decode_seconds = now() - prompted;
   return out;

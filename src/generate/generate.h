@@ -24,7 +24,7 @@ struct Generated {
 };
 
 // prompt: at least one id, all below the vocabulary. emit is called with each new id as it is known; returning false ends it.
-Generated generate(Model& model, const std::vector<std::int32_t>& prompt, const GenerateOptions& options,
+Generated generate(Context& ctx, const Model& model, const std::vector<std::int32_t>& prompt, const GenerateOptions& options,
                    const std::function<bool(std::int32_t)>& emit = {});
 
 // Cuts a stream of bytes so that no UTF-8 sequence is torn: push() gives what is whole so far, rest() what is left at the end.

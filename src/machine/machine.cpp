@@ -6,11 +6,9 @@
 #include <chrono>
 #include <ctime>
 #include <fstream>
-#include <map>
 
 #include "bhyt_version.h"
 #include "core/memory.h"
-#include "core/parallel.h"
 #include "io/format.h"
 #include "ops/gemm/gemm.h"
 
@@ -43,10 +41,10 @@ std::string processor_name() {
   return "";
 }
 
-std::string describe_device(Device device) {
-  if (device.is_cuda()) return fmt::format("cuda: {}", cuda::describe(device.index));
+std::string describe_device(Context& ctx) {
+  if (ctx.device().is_cuda()) return fmt::format("cuda: {}", cuda::describe(ctx.device().index));
   const std::string name = processor_name();
-  const int n = num_threads();
+  const int n = ctx.threads().count();
   return fmt::format("cpu: {}{} thread{}", name.empty() ? "" : name + ", ", n, n == 1 ? "" : "s");
 }
 
@@ -62,24 +60,22 @@ std::size_t free_memory(Device device) {
   return static_cast<std::size_t>(number_in("/proc/meminfo", "MemAvailable:") * 1024);
 }
 
-double peak_flops(Device device, DType type) {
-  if (device.is_cuda()) {
-    const std::string name = cuda::describe(device.index);
+double peak_flops(Context& ctx, DType type) {
+  if (ctx.device().is_cuda()) {
+    const std::string name = cuda::describe(ctx.device().index);
     const bool hopper = name.find("H100") != std::string::npos || name.find("H200") != std::string::npos;
     return hopper && type == DType::bf16 ? 989e12 : 0;  // dense; the figure with sparsity is twice that
   }
-  static std::map<std::pair<DType, int>, double> known;  // by type and threads: a program that trains twice measures once
-  double& best = known[{type, num_threads()}];
-  if (best > 0) return best;
+  double best = 0;
   // Larger products until a fifth of a second is spent: small enough for a slow machine, large enough for a fast one.
   const double start = seconds();
   for (std::int64_t n = 128; seconds() - start < 0.2; n = std::min<std::int64_t>(n * 2, 1024)) {
-    const OwnedTensor a(device, type, {n, n}), b(device, type, {n, n}), c(device, DType::f32, {n, n});
-    zero(a);
-    zero(b);
-    gemm(a, b, c, {.trans_b = true});
+    const OwnedTensor a(ctx, type, {n, n}), b(ctx, type, {n, n}), c(ctx, DType::f32, {n, n});
+    zero(ctx, a);
+    zero(ctx, b);
+    gemm(ctx, a, b, c, {.trans_b = true});
     const double before = seconds();
-    gemm(a, b, c, {.trans_b = true});
+    gemm(ctx, a, b, c, {.trans_b = true});
     best = std::max(best, 2.0 * static_cast<double>(n * n * n) / (seconds() - before));
   }
   return best;
@@ -97,11 +93,11 @@ std::string utc_time() {
   return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts)};
 }
 
-schema::Json machine_facts(Device device, DType type) {
-  schema::Json facts = {{"version", program_version()}, {"commit", program_commit()}, {"machine", describe_device(device)},
-                        {"device", name_of(device)},    {"dtype", name_of(type)},     {"threads", num_threads()}};
+schema::Json machine_facts(Context& ctx, DType type) {
+  schema::Json facts = {{"version", program_version()},    {"commit", program_commit()}, {"machine", describe_device(ctx)},
+                        {"device", name_of(ctx.device())}, {"dtype", name_of(type)},     {"threads", ctx.threads().count()}};
   if (const std::string name = processor_name(); !name.empty()) facts["processor"] = name;
-  facts["memory"] = human_bytes(static_cast<double>(total_memory(device)));
+  facts["memory"] = human_bytes(static_cast<double>(total_memory(ctx.device())));
   return facts;
 }
 

@@ -1,201 +1,196 @@
 #include "model/block.h"
 
-#include "core/check.h"
+#include "core/memory.h"
 #include "ops/linear/linear.h"
 #include "ops/rope/rope.h"
 #include "ops/swiglu/swiglu.h"
 
 namespace bhyt {
 
-NormSite make_site(const SitePlan& plan, const Parameters& parameters, const std::string& name) {
-  const auto view = [&](const char* part) {
-    const Parameter* p = parameters.find(name + part);
-    return p ? p->value : Tensor{};
-  };
+NormSite make_site(const SitePlan& plan, const SiteWeights& w) {
   return {.stat = plan.stat,
           .map = plan.map,
           .factor = plan.factor,
           .eps = plan.eps,
           .out_factor = plan.out_factor,
-          .gamma = view(".weight"),
-          .beta = view(".bias"),
-          .scale = plan.scale == ScaleKind::alpha ? view(".alpha") : view(".lam"),
-          .shift = view(".shift"),
-          .gate = view(".gate"),
-          .direction = view(".direction")};
+          .gamma = w.gamma,
+          .beta = w.beta,
+          .scale = w.scale,
+          .shift = w.shift,
+          .gate = w.gate,
+          .direction = w.direction};
 }
 
-NormGrads site_grads(const Parameters& parameters, const Tensor& gradients, const std::string& name) {
-  const auto view = [&](const char* part) {
-    const Parameter* p = parameters.find(name + part);
-    return p && !p->frozen ? parameters.in_arena(gradients, *p) : Tensor{};
-  };
-  return {.gamma = view(".weight"),
-          .beta = view(".bias"),
-          .scale = parameters.find(name + ".alpha") ? view(".alpha") : view(".lam"),
-          .shift = view(".shift"),
-          .gate = view(".gate"),
-          .direction = view(".direction")};
+NormGrads site_grads(const SiteWeights& g) {
+  return {.gamma = g.gamma, .beta = g.beta, .scale = g.scale, .shift = g.shift, .gate = g.gate, .direction = g.direction};
 }
 
-Block::Block(const ModelConfig& config, const BlockPlan& plan, const NormPlan& norms, const Parameters& parameters, std::int64_t layer,
-             Tensor c_attn, Tensor constant)
+Block::Block(const ModelConfig& config, const NormPlan& norms, std::int64_t layer, const LayerWeights& weights, Tensor c_attn)
     : config_(config),
-      plan_(plan),
+      plan_(norms.blocks[static_cast<std::size_t>(layer - 1)]),
       stop_gradient_(norms.stop_gradient),
-      parameters_(&parameters),
       layer_(layer),
-      name_(fmt::format("model.layers.{}.", layer)),
+      w_(weights),
       c_attn_(c_attn),
-      constant_(constant),
-      qkv_(parameters.qkv(layer)),
-      o_(parameters.at(name_ + "self_attn.o_proj.weight").value),
-      gate_up_(parameters.gate_up(layer)),
-      down_(parameters.at(name_ + "mlp.down_proj.weight").value),
-      site1_(make_site(plan.site1, parameters, name_ + "input_layernorm")),
-      site2_(make_site(plan.site2, parameters, name_ + "post_attention_layernorm")) {
-  if (plan.out1) out1_ = make_site(*plan.out1, parameters, name_ + "attn_out_norm");
-  if (plan.out2) out2_ = make_site(*plan.out2, parameters, name_ + "mlp_out_norm");
-  const auto view = [&](const char* part) { return parameters.at(name_ + part).value; };
-  switch (plan.correction) {
-    case Correction::none: break;
-    case Correction::beta: constant_correction_ = view("var_beta"); break;
-    case Correction::eta: ms_correction_ = view("var_eta"); break;
-    case Correction::residual_aware:
-      ms_correction_ = view("var_cross_beta");
-      constant_correction_ = view("var_alpha");
-      break;
-  }
+      site1_(make_site(plan_.site1, weights.site1)),
+      site2_(make_site(plan_.site2, weights.site2)) {
+  if (plan_.out1) out1_ = make_site(*plan_.out1, weights.out1);
+  if (plan_.out2) out2_ = make_site(*plan_.out2, weights.out2);
 }
 
-void Block::refresh_constant(std::int64_t seq_len) const {
+void Block::refresh_constant(Context& ctx, std::int64_t seq_len) const {
   if (!plan_.has_constant) return;
-  attention_constant(parameters_->at(name_ + "self_attn.v_proj.weight").value, o_, config_.heads, config_.kv_heads, seq_len, c_attn_);
+  const Tensor wv = w_.qkv.row_slice(config_.q_width() + config_.kv_width(), config_.kv_width());
+  attention_constant(ctx, wv, w_.o, config_.heads, config_.kv_heads, seq_len, c_attn_);
+}
+
+AttentionShape Block::shape(const Positions& at) const {
+  return {.batch = at.batch, .seq = at.seq, .heads = config_.heads, .kv_heads = config_.kv_heads, .head_dim = config_.head_dim};
 }
 
 Given Block::given(const Kept& keep, float aux) const {
   Given g;
   g.ms = Tensor(keep.stats1.data, DType::f32, keep.stats1.device, {keep.x.rows()});
-  g.constant = constant_;
-  g.ms_correction = ms_correction_;
-  g.constant_correction = constant_correction_;
+  g.constant = keep.constant;
+  g.ms_correction = w_.ms_correction;
+  g.constant_correction = w_.constant_correction;
   g.calibration = plan_.calibration;
   g.aux = plan_.approximated ? aux : 0;
   g.exact = keep.exact;
   return g;
 }
 
-// The one exact statistic, the projections and their turn.
-void Block::first_half(Stream& stream, const Kept& keep, const Positions& at) const {
-  norm(site1_, {.x = stream.x, .add = stream.pending, .sum = keep.x, .z = keep.z1, .stats = keep.stats1});
+// The statistic and the scale of a site: made only for those who look.
+void Block::show_site(Context& ctx, const Observers& see, bool second, const Kept& keep) const {
+  const Point statistic = second ? Point::statistic2 : Point::statistic1, scale = second ? Point::scale2 : Point::scale1;
+  if (!see.want(statistic, layer_) && !see.want(scale, layer_)) return;
+  const NormSite& site = second ? site2_ : site1_;
+  const Given g = given(keep, 0);
+  const OwnedTensor made(ctx, DType::f32, {2, keep.x.rows()});
+  const auto row = [&](std::int64_t i) { return made.t.row_slice(i, 1).reshape({keep.x.rows()}); };
+  norm_scales(ctx, site, second ? keep.stats2 : keep.stats1, site.stat == Stat::given ? &g : nullptr, row(0), row(1));
+  if (site.stat != Stat::none) see.show(ctx, statistic, layer_, row(0));
+  see.show(ctx, scale, layer_, row(1));
+}
+
+// The one exact statistic, the projections and their rotation.
+void Block::before_attention(Context& ctx, Stream& stream, const Kept& keep, const Positions& at, const Observers& see) const {
+  const bool summed = static_cast<bool>(stream.pending);
+  norm(ctx, site1_, {.x = stream.x, .add = stream.pending, .sum = keep.x, .z = keep.z1, .stats = keep.stats1});
+  if (summed) see.show(ctx, Point::block_output, layer_ - 1, keep.x);
   stream = {keep.x, {}};
-  linear(keep.z1, qkv_, keep.qkv);
-  rope(keep.qkv, at.table,
-       {.heads = config_.heads + config_.kv_heads,
-        .head_dim = config_.head_dim,
-        .seq = at.seq,
-        .start = at.start,
-        .positions = at.positions});
+  see.show(ctx, Point::block_input, layer_, keep.x);
+  show_site(ctx, see, false, keep);
+  see.show(ctx, Point::z1, layer_, keep.z1);
+  linear(ctx, keep.z1, w_.qkv, keep.qkv);
+  rope(ctx, keep.qkv, at.table,
+       {.heads = config_.heads + config_.kv_heads, .head_dim = config_.head_dim, .seq = at.seq, .positions = at.positions});
+  const std::int64_t q = config_.q_width(), kv = config_.kv_width();
+  see.show(ctx, Point::q, layer_, keep.qkv.col_slice(0, q));
+  see.show(ctx, Point::k, layer_, keep.qkv.col_slice(q, kv));
+  see.show(ctx, Point::v, layer_, keep.qkv.col_slice(q + kv, kv));
 }
 
 // From attention's output to the MLP's: x' = x + W_O·att and its norm leave one kernel.
-void Block::second_half(Stream& stream, const Kept& keep, const Scratch& scratch, float aux) const {
-  linear(keep.att, o_, out1_ ? keep.out1 : scratch.branch);
-  if (out1_) norm(*out1_, {.x = keep.out1, .z = scratch.branch, .stats = keep.stats_out1});
+void Block::after_attention(Context& ctx, Stream& stream, const Kept& keep, const BlockScratch& scratch, float aux,
+                            const Observers& see) const {
+  see.show(ctx, Point::attention, layer_, keep.att);
+  const Tensor projected = out1_ ? keep.out1 : scratch.branch;
+  linear(ctx, keep.att, w_.o, projected);
+  see.show(ctx, Point::attention_output, layer_, projected);
+  if (out1_) norm(ctx, *out1_, {.x = keep.out1, .z = scratch.branch, .stats = keep.stats_out1});
   if (plan_.uses_constant)
-    norm_constant(c_attn_, site1_.scale, site1_.factor * site1_.out_factor, plan_.gamma_in_constant ? site1_.gamma : Tensor{}, constant_);
+    norm_constant(ctx, c_attn_, site1_.scale, site1_.factor * site1_.out_factor, plan_.gamma_in_constant ? site1_.gamma : Tensor{},
+                  keep.constant);
   const Given g = given(keep, aux);
-  norm(site2_, {.x = stream.x,
-                .add = scratch.branch,
-                .sum = keep.x2,
-                .z = keep.z2,
-                .stats = keep.stats2,
-                .given = site2_.stat == Stat::given ? &g : nullptr});
-  linear(keep.z2, gate_up_, keep.gate_up);
-  swiglu(keep.gate_up, keep.h);
-  linear(keep.h, down_, out2_ ? keep.out2 : scratch.branch);
-  if (out2_) norm(*out2_, {.x = keep.out2, .z = scratch.branch, .stats = keep.stats_out2});
+  norm(ctx, site2_,
+       {.x = stream.x,
+        .add = scratch.branch,
+        .sum = keep.x2,
+        .z = keep.z2,
+        .stats = keep.stats2,
+        .given = site2_.stat == Stat::given ? &g : nullptr});
+  see.show(ctx, Point::after_attention, layer_, keep.x2);
+  show_site(ctx, see, true, keep);
+  see.show(ctx, Point::z2, layer_, keep.z2);
+  linear(ctx, keep.z2, w_.gate_up, keep.gate_up);
+  see.show(ctx, Point::gate, layer_, keep.gate_up.col_slice(0, config_.mlp));
+  see.show(ctx, Point::up, layer_, keep.gate_up.col_slice(config_.mlp, config_.mlp));
+  swiglu(ctx, keep.gate_up, keep.h);
+  see.show(ctx, Point::hidden, layer_, keep.h);
+  const Tensor output = out2_ ? keep.out2 : scratch.branch;
+  linear(ctx, keep.h, w_.down, output);
+  see.show(ctx, Point::mlp_output, layer_, output);
+  if (out2_) norm(ctx, *out2_, {.x = keep.out2, .z = scratch.branch, .stats = keep.stats_out2});
   stream = {keep.x2, scratch.branch};
 }
 
-void Block::forward(Stream& stream, const Kept& keep, const Scratch& scratch, const Positions& at, float aux) const {
-  first_half(stream, keep, at);
-  attention(keep.qkv, keep.att, keep.lse, at.first,
-            {.batch = at.batch, .seq = at.seq, .heads = config_.heads, .kv_heads = config_.kv_heads, .head_dim = config_.head_dim});
-  second_half(stream, keep, scratch, aux);
+void Block::forward(Context& ctx, Stream& stream, const Kept& keep, const BlockScratch& scratch, const Positions& at, float aux,
+                    const Observers& see) const {
+  before_attention(ctx, stream, keep, at, see);
+  attention(ctx, keep.qkv, keep.att, keep.lse, at.first, shape(at));
+  after_attention(ctx, stream, keep, scratch, aux, see);
 }
 
-void Block::decode(Stream& stream, const Kept& keep, const Scratch& scratch, const Positions& at, const Tensor& keys_values) const {
-  first_half(stream, keep, at);
-  const std::int64_t n = keep.x.rows(), q = config_.q_width(), kv = config_.kv_width();
-  copy_rows(keep.qkv.col_slice(q, 2 * kv), keys_values.row_slice(at.start, n));
-  const Tensor so_far = keys_values.row_slice(0, at.start + n);
-  attention_cached(keep.qkv.col_slice(0, q), so_far.col_slice(0, kv), so_far.col_slice(kv, kv), keep.att, at.start,
-                   {.batch = 1, .seq = n, .heads = config_.heads, .kv_heads = config_.kv_heads, .head_dim = config_.head_dim});
-  second_half(stream, keep, scratch, 0);
-}
-
-void Block::recompute_norms(const Kept& keep) const {
-  norm(site1_, {.x = keep.x, .z = keep.z1});
+void Block::recompute_norms(Context& ctx, const Kept& keep) const {
+  norm(ctx, site1_, {.x = keep.x, .z = keep.z1});
   const Given g = given(keep, 0);
-  norm(site2_, {.x = keep.x2, .z = keep.z2, .given = site2_.stat == Stat::given ? &g : nullptr});
+  norm(ctx, site2_, {.x = keep.x2, .z = keep.z2, .given = site2_.stat == Stat::given ? &g : nullptr});
 }
 
 // From the gradient of the block's output, which is the branch's too, to that of the MLP's input, in keep.z2.
-void Block::mlp_backward(const Kept& keep, const Scratch& s, const Tensor& gradients, const BackwardOptions& options) const {
+void Block::mlp_backward(Context& ctx, const Kept& keep, const BlockScratch& s, const LayerWeights& gradients,
+                         const BackwardOptions& options) const {
   Tensor dbranch = s.dx;
   if (out2_) {
-    norm_backward(*out2_, site_grads(*parameters_, gradients, name_ + "mlp_out_norm"),
+    norm_backward(ctx, *out2_, site_grads(gradients.out2),
                   {.x = keep.out2, .stats = keep.stats_out2, .dz = s.dx, .dx = s.dbranch, .accumulate = false});
     dbranch = s.dbranch;
   }
-  const Tensor ddown = parameters_->in_arena(gradients, parameters_->at(name_ + "mlp.down_proj.weight"));
   const Adds adds{.dw = options.accumulate};
   if (options.h_was_kept) {
-    linear_backward(keep.h, down_, dbranch, keep.h, ddown, adds);
-    swiglu_backward(keep.gate_up, keep.h, keep.gate_up);
+    linear_backward(ctx, keep.h, w_.down, dbranch, keep.h, gradients.down, adds);
+    swiglu_backward(ctx, keep.gate_up, keep.h, keep.gate_up);
   } else {
-    linear_backward({}, down_, dbranch, keep.h, {});
-    swiglu_backward(keep.gate_up, keep.h, keep.gate_up, keep.h);
-    linear_backward(keep.h, down_, dbranch, {}, ddown, adds);
+    linear_backward(ctx, {}, w_.down, dbranch, keep.h, {});
+    swiglu_backward(ctx, keep.gate_up, keep.h, keep.gate_up, keep.h);
+    linear_backward(ctx, keep.h, w_.down, dbranch, {}, gradients.down, adds);
   }
-  linear_backward(keep.z2, gate_up_, keep.gate_up, keep.z2, parameters_->gate_up_in(gradients, layer_), adds);
+  linear_backward(ctx, keep.z2, w_.gate_up, keep.gate_up, keep.z2, gradients.gate_up, adds);
 }
 
-void Block::backward(const Kept& keep, const Scratch& s, const Positions& at, const Tensor& gradients,
-                     const BackwardOptions& options) const {
-  const auto grad = [&](const std::string& part) { return parameters_->in_arena(gradients, parameters_->at(name_ + part)); };
+// From the gradient of x' to that of site 1's output, in keep.z1.
+void Block::attention_backward_pass(Context& ctx, const Kept& keep, const BlockScratch& s, const Positions& at,
+                                    const LayerWeights& gradients, const BackwardOptions& options) const {
+  Tensor dbranch = s.dx;
+  if (out1_) {
+    norm_backward(ctx, *out1_, site_grads(gradients.out1),
+                  {.x = keep.out1, .stats = keep.stats_out1, .dz = s.dx, .dx = s.dbranch, .accumulate = false});
+    dbranch = s.dbranch;
+  }
   const Adds adds{.dw = options.accumulate};
-  mlp_backward(keep, s, gradients, options);
+  linear_backward(ctx, keep.att, w_.o, dbranch, s.datt, gradients.o, adds);
+  attention_backward(ctx, keep.qkv, keep.att, keep.lse, at.first, s.datt, s.dqkv, shape(at));
+  rope(
+      ctx, s.dqkv, at.table,
+      {.heads = config_.heads + config_.kv_heads, .head_dim = config_.head_dim, .seq = at.seq, .positions = at.positions, .inverse = true});
+  linear_backward(ctx, keep.z1, w_.qkv, s.dqkv, keep.z1, gradients.qkv, adds);
+}
 
+void Block::backward(Context& ctx, const Kept& keep, const BlockScratch& s, const Positions& at, const LayerWeights& gradients,
+                     const BackwardOptions& options) const {
+  mlp_backward(ctx, keep, s, gradients, options);
   const bool is_given = site2_.stat == Stat::given;
   Given g = given(keep, options.aux);
   if (is_given) {
     if (!stop_gradient_) g.dms = s.dms;
-    const auto correction = [&](const char* part) { return parameters_->find(name_ + part) ? grad(part) : Tensor{}; };
-    g.dms_correction = plan_.correction == Correction::eta ? correction("var_eta") : correction("var_cross_beta");
-    g.dconstant_correction = plan_.correction == Correction::beta ? correction("var_beta") : correction("var_alpha");
+    g.dms_correction = gradients.ms_correction;
+    g.dconstant_correction = gradients.constant_correction;
   }
-  norm_backward(site2_, site_grads(*parameters_, gradients, name_ + "post_attention_layernorm"),
+  norm_backward(ctx, site2_, site_grads(gradients.site2),
                 {.x = keep.x2, .stats = keep.stats2, .dz = keep.z2, .dx = s.dx, .given = is_given ? &g : nullptr});
-
-  // Attention.
-  Tensor dbranch = s.dx;
-  if (out1_) {
-    norm_backward(*out1_, site_grads(*parameters_, gradients, name_ + "attn_out_norm"),
-                  {.x = keep.out1, .stats = keep.stats_out1, .dz = s.dx, .dx = s.dbranch, .accumulate = false});
-    dbranch = s.dbranch;
-  }
-  linear_backward(keep.att, o_, dbranch, s.datt, grad("self_attn.o_proj.weight"), adds);
-  attention_backward(
-      keep.qkv, keep.att, keep.lse, at.first, s.datt, s.dqkv,
-      {.batch = at.batch, .seq = at.seq, .heads = config_.heads, .kv_heads = config_.kv_heads, .head_dim = config_.head_dim});
-  rope(
-      s.dqkv, at.table,
-      {.heads = config_.heads + config_.kv_heads, .head_dim = config_.head_dim, .seq = at.seq, .positions = at.positions, .inverse = true});
-  linear_backward(keep.z1, qkv_, s.dqkv, keep.z1, parameters_->qkv_in(gradients, layer_), adds);
-  norm_backward(site1_, site_grads(*parameters_, gradients, name_ + "input_layernorm"),
-                {.x = keep.x, .stats = keep.stats1, .dz = keep.z1, .dx = s.dx, .dms = g.dms});
+  attention_backward_pass(ctx, keep, s, at, gradients, options);
+  norm_backward(ctx, site1_, site_grads(gradients.site1), {.x = keep.x, .stats = keep.stats1, .dz = keep.z1, .dx = s.dx, .dms = g.dms});
 }
 
 }  // namespace bhyt

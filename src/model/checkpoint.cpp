@@ -18,20 +18,19 @@ namespace {
 constexpr std::size_t kHostBytes = 16 << 20;  // at a time between a device and a file
 
 // One parameter from its stored tensor, piece by piece. Returns how many values are not finite.
-std::int64_t load_tensor(const WeightFiles::Entry& entry, const Parameter& p, Device device, const ValueSink& sink) {
-  std::int64_t odd = 0;
+std::int64_t load_tensor(Context& ctx, const WeightFiles::Entry& entry, const Parameter& p, const ValueSink& sink) {
+  std::int64_t non_finite = 0;
   std::vector<char> raw;
   each_piece(entry, [&](const float* values, std::int64_t first, std::int64_t n) {
-    for (std::int64_t i = 0; i < n; ++i) odd += !std::isfinite(values[i]);
+    for (std::int64_t i = 0; i < n; ++i) non_finite += !std::isfinite(values[i]);
     const std::size_t element = size_of(p.value.dtype);
     raw.resize(static_cast<std::size_t>(n) * element);
     encode_floats(values, n, p.value.dtype, raw.data());
-    device_copy(device, static_cast<char*>(p.value.data) + static_cast<std::size_t>(first) * element, Device::cpu(), raw.data(),
-                raw.size());
-    device_synchronize(device);
+    ctx.copy(ctx.device(), static_cast<char*>(p.value.data) + static_cast<std::size_t>(first) * element, Device::cpu(), raw.data(),
+             raw.size());
     if (sink) sink(p, first, n, values);
   });
-  return odd;
+  return non_finite;
 }
 
 void check_fit(const fs::path& dir, const WeightFiles& files, const std::vector<Parameter>& parameters) {
@@ -49,32 +48,36 @@ void load_from(const WeightFiles& files, const Parameters& into, const ValueSink
       if (sink) sink(p, 0, p.size, initial.data());
       continue;
     }
-    if (const std::int64_t odd = load_tensor(*entry, p, into.device(), sink))
-      log::warning("{}: tensor {} holds {} values that are not finite", entry->file->path().filename().string(), p.name, odd);
+    if (const std::int64_t count = load_tensor(into.context(), *entry, p, sink))
+      log::warning("{}: tensor {} holds {} values that are not finite", entry->file->path().filename().string(), p.name, count);
   }
 }
 
 // Whether values of a float type are all finite: none has every bit of its exponent set.
 bool all_finite(const void* data, std::size_t bytes, DType type) {
   const auto scan = [&](auto exponent) {
-    bool odd = false;
+    bool found = false;
     for (std::size_t at = 0; at < bytes; at += sizeof exponent) {
       auto word = exponent;
       std::memcpy(&word, static_cast<const char*>(data) + at, sizeof word);
-      odd |= (word & exponent) == exponent;
+      found |= (word & exponent) == exponent;
     }
-    return !odd;
+    return !found;
   };
   return type == DType::bf16 ? scan(std::uint16_t{0x7F80}) : scan(std::uint32_t{0x7F800000});
 }
 
-SafeTensorOut tensor_out(const Parameter& p, Device device) {
-  return {p.name, safetensors_dtype(p.value.dtype), p.shape, [p, device](const auto& put) {
+SafeTensorOut tensor_out(Context& ctx, const Parameter& p) {
+  return {p.name, safetensors_dtype(p.value.dtype), p.shape, [p, &ctx](const auto& put) {
+            const Device device = ctx.device();
             std::vector<char> copy(device.is_cuda() ? std::min(kHostBytes, p.value.bytes()) : 0);
             for (std::size_t at = 0; at < p.value.bytes(); at += kHostBytes) {
               const std::size_t n = std::min(kHostBytes, p.value.bytes() - at);
               const char* piece = static_cast<const char*>(p.value.data) + at;
-              if (device.is_cuda()) device_copy(Device::cpu(), copy.data(), device, piece, n), piece = copy.data();
+              if (device.is_cuda()) {
+                ctx.copy(Device::cpu(), copy.data(), device, piece, n);
+                piece = copy.data();
+              }
               check(all_finite(piece, n, p.value.dtype), "{} holds values that are not finite: its last update was too large", p.name);
               put(piece, n);
             }
@@ -88,19 +91,19 @@ std::vector<std::string> weight_mismatches(const fs::path& dir, const ModelConfi
   return mismatches(WeightFiles(dir), parameter_list(config));
 }
 
-void load_weights(const fs::path& dir, Parameters& into, const ValueSink& sink) {
+void load_weights(const fs::path& dir, const Parameters& into, const ValueSink& sink) {
   require_checkpoint(dir);
   const WeightFiles files(dir);
   check_fit(dir, files, into.list());
   load_from(files, into, sink);
 }
 
-std::unique_ptr<Model> load_model(const fs::path& dir, Device device, DType type) {
+std::unique_ptr<Model> load_model(Context& ctx, const fs::path& dir, DType type) {
   require_checkpoint(dir);
   const ModelConfig config = read_model_config(dir / "config.json");
   const WeightFiles files(dir);
   check_fit(dir, files, parameter_list(config));  // before the memory is asked for: a wrong config may ask for anything
-  auto model = std::make_unique<Model>(config, device, type);
+  auto model = std::make_unique<Model>(ctx, config, type);
   load_from(files, model->parameters());
   model->refresh_constants();
   return model;
@@ -120,7 +123,7 @@ void save_model_files(const fs::path& dir, const ModelConfig& config, DType weig
 void save_model(const fs::path& dir, const Model& model) {
   save_model_files(dir, model.config(), model.type());
   std::vector<SafeTensorOut> tensors;
-  for (const Parameter& p : model.parameters().list()) tensors.push_back(tensor_out(p, model.device()));
+  for (const Parameter& p : model.parameters().list()) tensors.push_back(tensor_out(model.context(), p));
   write_safetensors(dir / "model.safetensors", std::move(tensors));
 }
 

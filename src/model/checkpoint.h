@@ -22,11 +22,11 @@ std::string model_config_json(const ModelConfig& config, DType weights);
 bool is_plain_llama(const ModelConfig& config);
 
 // Opens a checkpoint folder for computing: reads config, loads weights (any file dtype → `type`), computes c_attn.
-std::unique_ptr<Model> load_model(const std::filesystem::path& dir, Device device, DType type);
+std::unique_ptr<Model> load_model(Context& ctx, const std::filesystem::path& dir, DType type);
 // What keeps the weights of a checkpoint from serving a config, a line per tensor.
 std::vector<std::string> weight_mismatches(const std::filesystem::path& dir, const ModelConfig& config);
 // Loads weights into parameters that exist already; missing and unexpected tensors are all named at once.
-void load_weights(const std::filesystem::path& dir, Parameters& into, const ValueSink& sink = {});
+void load_weights(const std::filesystem::path& dir, const Parameters& into, const ValueSink& sink = {});
 // Writes config.json and model.safetensors (parameters in their run type) into dir, which must exist. Weights that are not finite are
 // refused.
 void save_model(const std::filesystem::path& dir, const Model& model);

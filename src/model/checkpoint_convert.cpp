@@ -41,17 +41,17 @@ SafeTensorOut out_of(const Source& s) {
   return {s.name, s.dtype, s.shape, [s](const auto& put) {
             const DType type = float_type(s.dtype);
             std::vector<char> raw;
-            std::int64_t odd = 0, overflowed = 0;
+            std::int64_t non_finite = 0, overflowed = 0;
             s.each([&](const float* values, std::int64_t, std::int64_t n) {
               for (std::int64_t i = 0; i < n; ++i) {
-                odd += !std::isfinite(values[i]);
+                non_finite += !std::isfinite(values[i]);
                 overflowed += type == DType::f16 && std::isfinite(values[i]) && std::fabs(values[i]) >= 65520;
               }
               raw.resize(static_cast<std::size_t>(n) * size_of(type));
               encode_floats(values, n, type, raw.data());
               put(raw.data(), raw.size());
             });
-            if (odd) log::warning("tensor {} holds {} values that are not finite", s.name, odd);
+            if (non_finite) log::warning("tensor {} holds {} values that are not finite", s.name, non_finite);
             if (overflowed) log::warning("tensor {}: {} values are too large for fp16 and became infinite", s.name, overflowed);
           }};
 }

@@ -70,7 +70,7 @@ void validate(const ModelConfig& c) {
   check_size("vocab", c.vocab, 1 << 28);
   check_size("max_positions", c.max_positions, 1 << 30);
   check_usage(c.heads % c.kv_heads == 0, "model.heads must be a multiple of model.kv_heads, got {} and {}", c.heads, c.kv_heads);
-  check_usage(c.head_dim % 2 == 0, "model.head_dim must be even (RoPE turns pairs), got {}", c.head_dim);
+  check_usage(c.head_dim % 2 == 0, "model.head_dim must be even (RoPE rotates pairs), got {}", c.head_dim);
   schema::check_range("model.rope.theta", c.rope_theta, {.above = 0});
   schema::check_range("model.eps", c.eps, {.above = 0});
   schema::check_range("model.init_std", c.init_std, {.at_least = 0});

@@ -27,7 +27,7 @@ class Llama2cFile {
   struct Weight {
     std::string name;  // Hugging Face's
     std::vector<std::int64_t> shape;
-    std::int64_t heads = 0;  // not 0: rows of this many heads turn from interleaved RoPE to rotate-half
+    std::int64_t heads = 0;  // not 0: rows of this many heads change from interleaved RoPE to rotate-half
     std::size_t at = 0;      // bytes from the start of the file
   };
   const std::vector<Weight>& weights() const { return weights_; }

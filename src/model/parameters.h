@@ -1,5 +1,5 @@
-// All parameters of a model in one list, ordered by layer, under Hugging Face names; gradients, moments and masters are arenas beside it.
-// Load, save, init, count, AdamW and the gradient norm all walk this one list.
+// All parameters of a model in one list, layer by layer, under Hugging Face names. Init, load, save, count, optimizers and the gradient
+// norm all walk this one list; the model computes with the typed structure that it is bound to (weights.h).
 #pragma once
 
 #include <functional>
@@ -9,16 +9,42 @@
 
 #include "core/memory.h"
 #include "model/config.h"
-#include "ops/adamw/adamw.h"
+#include "model/weights.h"
 
 namespace bhyt {
 
+// What a parameter is, and of which norm: together with its layer its place in Weights.
+enum class Role : std::uint8_t {
+  embedding,
+  embedding_scale,
+  q,
+  k,
+  v,
+  o,
+  gate_projection,
+  up_projection,
+  down,
+  head,
+  gamma,
+  beta,
+  scale,
+  shift,
+  gate,
+  direction,
+  ms_correction,
+  constant_correction
+};
+enum class Site : std::uint8_t { none, site1, site2, out1, out2, last };
+
 struct Parameter {
-  std::string name;                   // model.layers.0.self_attn.q_proj.weight
-  std::vector<std::int64_t> shape;    // as stored in files; [] is a scalar
-  std::int64_t layer = 0;             // 0 = embedding, 1…L blocks, L+1 = after
-  std::int64_t offset = 0, size = 0;  // elements in the arenas
-  Tensor value = {};                  // what the model computes with (matrices in the run's type, vectors and scalars in fp32)
+  std::string name;                 // model.layers.0.self_attn.q_proj.weight
+  std::vector<std::int64_t> shape;  // as stored in files; [] is a scalar
+  Role role = Role::gamma;
+  Site site = Site::none;
+  std::int64_t layer = 0;    // 0 = embedding, 1…L blocks, L+1 = after
+  std::int64_t size = 0;     // elements
+  std::int64_t offset = -1;  // elements from the start of an arena; -1 when frozen: arenas hold nothing for it
+  Tensor value = {};         // what the model computes with (matrices in the run's type, vectors and scalars in fp32)
   bool decays = false, frozen = false;
   bool joined = false;    // lies right behind the one before it: q,k,v and gate,up are one matrix each
   bool optional = false;  // a file may lack it (corrections of exact layers): it keeps its initial value
@@ -29,48 +55,56 @@ struct Parameter {
 // Told of values in fp32 while they are at hand, before the parameter's own type takes bits from them: elements [first, first + n).
 using ValueSink = std::function<void(const Parameter& p, std::int64_t first, std::int64_t n, const float* values)>;
 
-// Every parameter a model has, in the order of the arena, without memory behind it.
+using Frozen = std::function<bool(const Parameter&)>;
+
+// Every parameter a model has, in order, without memory behind it.
 std::vector<Parameter> parameter_list(const ModelConfig& config);
 
 class Parameters {
  public:
   Parameters() = default;
-  Parameters(const ModelConfig& config, Device device, DType type);
+  // frozen: further parameters that are not trained; q, k and v of a layer, and gate and up, go together.
+  Parameters(Context& context, const ModelConfig& config, DType type, const Frozen& frozen = {});
 
   const std::vector<Parameter>& list() const { return list_; }
   const Parameter* find(const std::string& name) const;
   const Parameter& at(const std::string& name) const;
   std::int64_t count() const;  // weights, without padding
-  std::int64_t arena_size() const { return arena_size_; }
-  // The first elements of the arena belong to the weights of products: a backward writes their gradients whole. To the rest it adds.
-  std::int64_t product_elements() const { return product_elements_; }
-  Device device() const { return device_; }
+  Context& context() const { return *context_; }
+  Device device() const { return context_->device(); }
   DType type() const { return type_; }
   std::size_t value_bytes() const { return values_.bytes(); }
+  Weights values() const;
+
+  // Arenas: what training keeps beside the values (gradients and moments in fp32, low bits of masters as uint16), arena_size() elements
+  // each, in the order of the list.
+  std::int64_t arena_size() const { return arena_size_; }
+  Tensor in_arena(const Tensor& arena, const Parameter& p) const;  // a parameter's stretch in its shape; empty when frozen
+  Weights bind(const Tensor& arena) const;
+  // The stretches of a gradient arena that a backward adds to; the rest (weights of products) it writes whole.
+  struct Range {
+    std::int64_t offset = 0, size = 0;
+  };
+  const std::vector<Range>& added_ranges() const { return added_; }
 
   // Draws every parameter from (seed, its name): the same on any device and in any type.
-  void initialize(std::uint64_t seed, const ValueSink& sink = {});
+  void initialize(std::uint64_t seed, const ValueSink& sink = {}) const;
 
-  // Whole values in fp32 on the host, in list order: what files and optimizers exchange.
+  // Whole values in fp32 on the host: what files and optimizers exchange.
   std::vector<float> read_value(const Parameter& p) const;
   void write_value(const Parameter& p, const float* data) const;
 
-  // The stored q,k,v (and gate,up) of a layer lie side by side: one matrix for one product.
-  Tensor qkv(std::int64_t layer) const;      // [(H+2K)·D, C], layer from 0
-  Tensor gate_up(std::int64_t layer) const;  // [2F, C]
-
-  // A parameter's stretch of an arena of arena_size() elements (gradients and moments, fp32; rests of the masters, uint16), in its shape.
-  Tensor in_arena(const Tensor& arena, const Parameter& p) const;
-  Tensor qkv_in(const Tensor& arena, std::int64_t layer) const;
-  Tensor gate_up_in(const Tensor& arena, std::int64_t layer) const;
-  std::vector<ArenaSpan> spans() const;
-
  private:
+  void lay_values();
+  void lay_arena();
+  Tensor whole(void* data, DType type, const Parameter& p) const;  // q with k and v behind it, gate with up
+
   std::vector<Parameter> list_;
   std::unordered_map<std::string, std::size_t> index_;
+  std::vector<Range> added_;
   Buffer values_;
-  std::int64_t arena_size_ = 0, product_elements_ = 0;
-  Device device_;
+  std::int64_t arena_size_ = 0;
+  Context* context_ = nullptr;
   DType type_ = DType::f32;
   ModelConfig config_;
 };

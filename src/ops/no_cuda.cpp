@@ -16,36 +16,41 @@ namespace {
 [[noreturn]] void absent() { fail("this build has no CUDA backend; rebuild with the cuda preset (make build CUDA=on) or use device=cpu"); }
 }  // namespace
 
-void adamw(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const std::vector<ArenaSpan>&, const AdamW&) { absent(); }
-void gradient_norm(const Tensor&, const std::vector<ArenaSpan>&, const Tensor&) { absent(); }
+void adamw(Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const std::vector<ArenaSpan>&, const AdamW&) { absent(); }
+void gradient_norm(Context&, const Tensor&, const std::vector<ArenaSpan>&, const Tensor&) { absent(); }
 
-void attention(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const AttentionShape&) { absent(); }
-void attention_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const AttentionShape&) {
+void attention(Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const AttentionShape&) { absent(); }
+void attention_backward(Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                        const AttentionShape&) {
   absent();
 }
-void attention_cached(const Tensor&, const Tensor&, const Tensor&, const Tensor&, std::int64_t, const AttentionShape&) { absent(); }
+void attention_cached(Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, std::int64_t, const AttentionShape&) {
+  absent();
+}
 
 std::size_t cross_entropy_workspace(std::int64_t, std::int64_t, std::int64_t, DType) { absent(); }
-void cross_entropy(const CrossEntropy&) { absent(); }
+void cross_entropy(Context&, const CrossEntropy&) { absent(); }
 
-void embedding(const Tensor&, const Tensor&, const Tensor&, const EmbeddingScale&) { absent(); }
-void embedding_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const EmbeddingScale&) { absent(); }
+void embedding(Context&, const Tensor&, const Tensor&, const Tensor&, const EmbeddingScale&) { absent(); }
+void embedding_backward(Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const EmbeddingScale&) { absent(); }
 
-void gemm(const Tensor&, const Tensor&, const Tensor&, const GemmOptions&) { absent(); }
+void gemm(Context&, const Tensor&, const Tensor&, const Tensor&, const GemmOptions&) { absent(); }
 
-std::map<std::string, std::string> tuning() { return {}; }
-void set_tuning(const std::map<std::string, std::string>&) {}
+std::map<std::string, std::string> tuning(Context&) { return {}; }
+void set_tuning(Context&, const std::map<std::string, std::string>&) {}
+void tune_products(Context&) {}
 std::string tuning_library() { return ""; }
 
-void norm(const NormSite&, const NormForward&) { absent(); }
-void norm_backward(const NormSite&, const NormGrads&, const NormBackward&) { absent(); }
-void attention_constant(const Tensor&, const Tensor&, std::int64_t, std::int64_t, std::int64_t, const Tensor&) { absent(); }
-void norm_constant(const Tensor&, const Tensor&, float, const Tensor&, const Tensor&) { absent(); }
-void row_moments(const Tensor&, const Tensor&) { absent(); }
+void norm(Context&, const NormSite&, const NormForward&) { absent(); }
+void norm_backward(Context&, const NormSite&, const NormGrads&, const NormBackward&) { absent(); }
+void attention_constant(Context&, const Tensor&, const Tensor&, std::int64_t, std::int64_t, std::int64_t, const Tensor&) { absent(); }
+void norm_constant(Context&, const Tensor&, const Tensor&, float, const Tensor&, const Tensor&) { absent(); }
+void norm_scales(Context&, const NormSite&, const Tensor&, const Given*, const Tensor&, const Tensor&) { absent(); }
+void row_moments(Context&, const Tensor&, const Tensor&) { absent(); }
 
-void rope(const Tensor&, const Tensor&, const RopeOptions&) { absent(); }
+void rope(Context&, const Tensor&, const Tensor&, const RopeOptions&) { absent(); }
 
-void swiglu(const Tensor&, const Tensor&) { absent(); }
-void swiglu_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor&) { absent(); }
+void swiglu(Context&, const Tensor&, const Tensor&) { absent(); }
+void swiglu_backward(Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&) { absent(); }
 
 }  // namespace bhyt::cuda

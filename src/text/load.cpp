@@ -2,7 +2,7 @@
 #include <fstream>
 
 #include "core/check.h"
-#include "core/parallel.h"
+#include "core/threads.h"
 #include "text/parse.h"
 
 namespace bhyt {
@@ -74,10 +74,10 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& what) {
   }
 }
 
-std::vector<std::vector<TokenId>> encode_all(const Tokenizer& tokenizer, const std::vector<std::string_view>& texts,
+std::vector<std::vector<TokenId>> encode_all(Threads& threads, const Tokenizer& tokenizer, const std::vector<std::string_view>& texts,
                                              const EncodeOptions& options) {
   std::vector<std::vector<TokenId>> ids(texts.size());
-  parallel_for(std::ssize(texts), 8, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(threads, std::ssize(texts), 8, [&](std::int64_t begin, std::int64_t end) {
     for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) tokenizer.encode(texts[i], ids[i], options);
   });
   return ids;

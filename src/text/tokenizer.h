@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/threads.h"
+
 namespace bhyt {
 
 using TokenId = std::int32_t;
@@ -70,8 +72,8 @@ std::unique_ptr<Tokenizer> parse_tiktoken(std::string_view model);
 std::unique_ptr<Tokenizer> parse_vocab_merges(std::string_view vocab_json, std::string_view merges_txt);
 std::unique_ptr<Tokenizer> parse_llama2c(std::string_view file);
 
-// Many texts at once, on all threads (core/parallel.h).
-std::vector<std::vector<TokenId>> encode_all(const Tokenizer& tokenizer, const std::vector<std::string_view>& texts,
+// Many texts at once, spread over the threads.
+std::vector<std::vector<TokenId>> encode_all(Threads& threads, const Tokenizer& tokenizer, const std::vector<std::string_view>& texts,
                                              const EncodeOptions& options);
 
 }  // namespace bhyt

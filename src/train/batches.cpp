@@ -12,13 +12,13 @@ std::size_t array_bytes(std::int64_t rows, std::int64_t seq) { return static_cas
 
 }  // namespace
 
-Uploader::Uploader(Device device, std::int64_t batch, std::int64_t micro_batch, std::int64_t seq)
-    : device_(device),
+Uploader::Uploader(Context& ctx, std::int64_t batch, std::int64_t micro_batch, std::int64_t seq)
+    : device_(ctx.device()),
       batch_(batch),
       micro_batch_(micro_batch),
       seq_(seq),
-      slots_{Slot{.memory = Mirror(device, kArrays * array_bytes(batch, seq))},
-             Slot{.memory = Mirror(device, kArrays * array_bytes(batch, seq))}} {}
+      slots_{Slot{.memory = Mirror(ctx, kArrays * array_bytes(batch, seq))},
+             Slot{.memory = Mirror(ctx, kArrays * array_bytes(batch, seq))}} {}
 
 void Uploader::put(const HostBatch& host) {
   Slot& next = slots_[1 - now_];
@@ -53,7 +53,7 @@ Batch Uploader::piece(std::int64_t first) const {
           .first = s.documents ? array(3) : Tensor{}};
 }
 
-Evaluation evaluate(Model& model, BatchSource& source, Uploader& uploader, std::int64_t batches) {
+Evaluation evaluate(Context& ctx, TrainPass& pass, BatchSource& source, Uploader& uploader, std::int64_t batches) {
   const std::int64_t all = source.batches(), n = batches > 0 ? std::min(batches, all) : all;
   Evaluation out;
   source.start(0);
@@ -62,18 +62,18 @@ Evaluation evaluate(Model& model, BatchSource& source, Uploader& uploader, std::
   };
   // A sum for each piece, read once at the end: the device is not waited for in between.
   std::int64_t pieces = 0;
-  const OwnedTensor sums(model.device(), DType::f32, {n * uploader.most_pieces()});
-  zero(sums);
+  const OwnedTensor sums(ctx, DType::f32, {n * uploader.most_pieces()});
+  zero(ctx, sums);
   put(0);
   for (std::int64_t i = 0; i < n; ++i) {
     uploader.advance();
     out.tokens += uploader.scored();
     for (std::int64_t row = 0; row < uploader.rows(); row += uploader.micro_batch())
-      model.score(uploader.piece(row), {.loss = Tensor(sums.t.as<float>() + pieces++, DType::f32, model.device(), {1})});
+      pass.score(uploader.piece(row), {.loss = Tensor(sums.t.as<float>() + pieces++, DType::f32, ctx.device(), {1})});
     put(i + 1);
   }
   std::vector<float> host_sums(static_cast<std::size_t>(pieces));
-  device_copy(Device::cpu(), host_sums.data(), model.device(), sums.t.data, host_sums.size() * sizeof(float));
+  ctx.copy(Device::cpu(), host_sums.data(), ctx.device(), sums.t.data, host_sums.size() * sizeof(float));
   double sum = 0;
   for (const float s : host_sums) sum += static_cast<double>(s);
   out.loss = out.tokens ? sum / static_cast<double>(out.tokens) : 0;

@@ -4,7 +4,7 @@
 #include <array>
 
 #include "core/mirror.h"
-#include "model/model.h"
+#include "model/train_pass.h"
 #include "train/batch_source.h"
 
 namespace bhyt::train {
@@ -12,7 +12,7 @@ namespace bhyt::train {
 // Two batches on the device: one to compute with, and the next, which is copied meanwhile.
 class Uploader {
  public:
-  Uploader(Device device, std::int64_t batch, std::int64_t micro_batch, std::int64_t seq);
+  Uploader(Context& ctx, std::int64_t batch, std::int64_t micro_batch, std::int64_t seq);
 
   void put(const HostBatch& host);  // the next one; its copy runs beside what the device computes
   void advance();                   // what was put becomes the current one
@@ -43,6 +43,6 @@ struct Evaluation {
 };
 
 // Over the first `batches` batches (0 = one pass) of a source.
-Evaluation evaluate(Model& model, BatchSource& source, Uploader& uploader, std::int64_t batches);
+Evaluation evaluate(Context& ctx, TrainPass& pass, BatchSource& source, Uploader& uploader, std::int64_t batches);
 
 }  // namespace bhyt::train

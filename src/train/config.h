@@ -11,7 +11,7 @@
 #include "data/loader.h"
 #include "io/yaml.h"
 #include "model/config_keys.h"
-#include "model/model.h"
+#include "model/activations.h"
 
 namespace bhyt::train {
 

@@ -20,12 +20,12 @@ std::string model_line(const Model& model) {
 }
 
 std::string headline(const Model& model) {
-  return fmt::format("bhyt {} ({}) | {} | {} | {} | norm {}", program_version(), program_commit(), describe_device(model.device()),
+  return fmt::format("bhyt {} ({}) | {} | {} | {} | norm {}", program_version(), program_commit(), describe_device(model.context()),
                      name_of(model.type()), model_line(model), norm_line(model.config().norm));
 }
 
-std::string memory_line(const Model& model, const Optimizer& optimizer, std::size_t gradient_bytes) {
-  const MemoryUse use = model.memory();
+std::string memory_line(const TrainPass& pass, const Model& model, const Optimizer& optimizer, std::size_t gradient_bytes) {
+  const MemoryUse use = pass.memory();
   const auto bytes = [](std::size_t n) { return human_bytes(static_cast<double>(n)); };
   return fmt::format("memory  weights {} | {} {} | gradients {} | activations {} | workspace {} | free {}", bytes(use.weights),
                      optimizer.masters().low_bits() ? "master+moments" : "moments", bytes(optimizer.bytes()), bytes(gradient_bytes),

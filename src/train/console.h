@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "model/train_pass.h"
 #include "train/config.h"
 #include "train/optimizer.h"
 
@@ -15,7 +16,7 @@ std::string headline(const Model& model);
 std::string model_line(const Model& model);       // Llama-1B, 1,235,814,400 parameters
 std::string norm_line(const NormConfig& config);  // bhyt κ=10 λ=(2,1)
 // memory  weights 2.3 GiB | master+moments 13.8 GiB | …
-std::string memory_line(const Model& model, const Optimizer& optimizer, std::size_t gradient_bytes);
+std::string memory_line(const TrainPass& pass, const Model& model, const Optimizer& optimizer, std::size_t gradient_bytes);
 
 struct StepLine {
   std::int64_t step = 0, steps = 0;

@@ -25,19 +25,16 @@ Json scalars(const Parameters& parameters, std::int64_t layers, const char* site
 
 }  // namespace
 
-LayerStats::LayerStats(Model& model)
-    : model_(model), moments_(model.device(), DType::f32, {4}), layers_(static_cast<std::size_t>(model.config().layers) + 1) {
-  model_.set_observer([this](std::string_view what, std::int64_t layer, const Tensor& x) {
-    if (what == "embedding" || what == "block") see(layer, x);
-  });
+LayerStats::LayerStats(Context& ctx, const Model& model, Observers& observers)
+    : model_(model), moments_(ctx, DType::f32, {4}), layers_(static_cast<std::size_t>(model.config().layers) + 1) {
+  subscription_ = observers.subscribe({Point::embedding, Point::block_output},
+                                      [this](Context& at, const Seen& seen) { see(at, seen.layer, seen.value); });
 }
 
-LayerStats::~LayerStats() { model_.set_observer({}); }
-
-void LayerStats::see(std::int64_t layer, const Tensor& x) {
-  row_moments(x, moments_);
+void LayerStats::see(Context& ctx, std::int64_t layer, const Tensor& x) {
+  row_moments(ctx, x, moments_);
   std::array<float, 4> m{};
-  device_copy(Device::cpu(), m.data(), model_.device(), moments_.t.data, sizeof m);
+  to_host(ctx, moments_, m.data());
   Sums& s = layers_.at(static_cast<std::size_t>(layer));
   const auto n = static_cast<double>(x.rows());
   s.tokens += n;

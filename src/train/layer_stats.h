@@ -3,16 +3,16 @@
 
 #include "core/schema.h"
 #include "model/model.h"
+#include "model/observer.h"
 
 namespace bhyt::train {
 
 using schema::Json;
 
-// Watches a model's forward passes while it lives.
+// Watches a pass while it lives.
 class LayerStats {
  public:
-  explicit LayerStats(Model& model);
-  ~LayerStats();
+  LayerStats(Context& ctx, const Model& model, Observers& observers);
   LayerStats(const LayerStats&) = delete;
   LayerStats& operator=(const LayerStats&) = delete;
 
@@ -24,10 +24,11 @@ class LayerStats {
   struct Sums {
     double tokens = 0, norm = 0, abs = 0, variance = 0;
   };
-  void see(std::int64_t layer, const Tensor& x);
-  Model& model_;
+  void see(Context& ctx, std::int64_t layer, const Tensor& x);
+  const Model& model_;
   OwnedTensor moments_;
   std::vector<Sums> layers_;
+  Observers::Subscription subscription_;
 };
 
 }  // namespace bhyt::train

@@ -13,7 +13,7 @@ constexpr const char* kMaster = "master.";
 std::vector<ArenaSpan> spans_of(const Parameters& parameters) {
   std::vector<ArenaSpan> out;
   for (const Parameter& p : parameters.list())
-    out.push_back({.offset = p.offset, .size = p.size, .value = p.value, .decays = p.decays, .frozen = p.frozen});
+    if (!p.frozen) out.push_back({.offset = p.offset, .size = p.size, .value = p.value, .decays = p.decays});
   return out;
 }
 
@@ -27,11 +27,11 @@ std::vector<float> read_tensor(const SafeTensors& file, const std::string& name,
   return host;
 }
 
-SafeTensorOut tensor_from(std::string name, std::vector<std::int64_t> shape, const Tensor& values) {
-  return {std::move(name), "F32", std::move(shape), [values](const Put& put) {
+SafeTensorOut tensor_from(Context& ctx, std::string name, std::vector<std::int64_t> shape, const Tensor& values) {
+  return {std::move(name), "F32", std::move(shape), [values, &ctx](const Put& put) {
             if (!values.device.is_cuda()) return put(values.data, values.bytes());
             std::vector<float> host(static_cast<std::size_t>(values.size()));
-            device_copy(Device::cpu(), host.data(), values.device, values.data, values.bytes());
+            to_host(ctx, values, host.data());
             put(host.data(), values.bytes());
           }};
 }
@@ -39,12 +39,14 @@ SafeTensorOut tensor_from(std::string name, std::vector<std::int64_t> shape, con
 Optimizer::Optimizer(const Parameters& parameters) : parameters_(parameters), spans_(spans_of(parameters)), masters_(parameters) {}
 
 Tensor Optimizer::add_state(const std::string& name) {
-  state_.push_back({name, OwnedTensor(parameters_.device(), DType::f32, {parameters_.arena_size()})});
-  zero(state_.back().values);
+  state_.push_back({name, OwnedTensor(parameters_.context(), DType::f32, {parameters_.arena_size()})});
+  zero(parameters_.context(), state_.back().values);
   return state_.back().values;
 }
 
-void Optimizer::gradient_norm(const Tensor& gradients, const Tensor& norm) const { bhyt::gradient_norm(gradients, spans_, norm); }
+void Optimizer::gradient_norm(const Tensor& gradients, const Tensor& norm) const {
+  bhyt::gradient_norm(parameters_.context(), gradients, spans_, norm);
+}
 
 std::size_t Optimizer::bytes() const {
   std::size_t sum = masters_.bytes();
@@ -55,7 +57,8 @@ std::size_t Optimizer::bytes() const {
 void Optimizer::save(std::vector<SafeTensorOut>& tensors) const {
   for (const StateArena& s : state_)
     for (const Parameter& p : parameters_.list())
-      tensors.push_back(tensor_from(s.name + "." + p.name, p.shape, parameters_.in_arena(s.values, p)));
+      if (!p.frozen)
+        tensors.push_back(tensor_from(parameters_.context(), s.name + "." + p.name, p.shape, parameters_.in_arena(s.values, p)));
   if (!masters_.low_bits()) return;
   for (const Parameter& p : parameters_.list())
     tensors.push_back({kMaster + p.name, "F32", p.shape, [this, &p](const Put& put) {
@@ -67,10 +70,9 @@ void Optimizer::save(std::vector<SafeTensorOut>& tensors) const {
 void Optimizer::load(const SafeTensors& file) {
   for (const StateArena& s : state_)
     for (const Parameter& p : parameters_.list()) {
-      const Tensor part = parameters_.in_arena(s.values, p);
+      if (p.frozen) continue;
       const std::vector<float> host = read_tensor(file, s.name + "." + p.name, p.size);
-      device_copy(part.device, part.data, Device::cpu(), host.data(), part.bytes());
-      device_synchronize(part.device);
+      from_host(parameters_.context(), host.data(), parameters_.in_arena(s.values, p));
     }
   if (!file.find(kMaster + parameters_.list().front().name)) return;
   for (const Parameter& p : parameters_.list()) masters_.write(p, 0, p.size, read_tensor(file, kMaster + p.name, p.size).data());

@@ -52,6 +52,7 @@ class Optimizer {
   };
   Tensor add_state(const std::string& name);  // fp32, zero; an arena beside the parameters
   const std::vector<ArenaSpan>& spans() const { return spans_; }
+  Context& context() const { return parameters_.context(); }
 
  private:
   const Parameters& parameters_;
@@ -68,6 +69,6 @@ std::unique_ptr<Optimizer> make_optimizer(const TrainSection& settings, const Pa
 // A tensor's values from a file, fp32 on the host; Error where it has another size.
 std::vector<float> read_tensor(const SafeTensors& file, const std::string& name, std::int64_t size);
 // A tensor that is read from its device when it is written.
-SafeTensorOut tensor_from(std::string name, std::vector<std::int64_t> shape, const Tensor& values);
+SafeTensorOut tensor_from(Context& ctx, std::string name, std::vector<std::int64_t> shape, const Tensor& values);
 
 }  // namespace bhyt::train

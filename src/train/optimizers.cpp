@@ -12,7 +12,7 @@ class AdamWOptimizer : public Optimizer {
       : Optimizer(parameters), settings_(settings), m_(add_state("m")), v_(add_state("v")) {}
 
   void step(const Update& u) override {
-    adamw(masters().low_bits(), u.gradients, m_, v_, spans(),
+    adamw(context(), masters().low_bits(), u.gradients, m_, v_, spans(),
           {.lr = u.lr,
            .beta1 = settings_.betas[0],
            .beta2 = settings_.betas[1],

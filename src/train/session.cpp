@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "core/log.h"
-#include "core/parallel.h"
 #include "io/format.h"
 #include "machine/machine.h"
 #include "model/checkpoint.h"
@@ -72,27 +71,27 @@ void inherit_auto(RunConfig& config, const RunDir& dir) {
 std::int64_t auto_micro_batch(const Session& s) {
   const Model& model = *s.model;
   const RunConfig& config = s.config;
-  const auto fixed = static_cast<double>(model.parameters().value_bytes() + s.gradients.memory.bytes() + s.optimizer->bytes());
+  const auto fixed = static_cast<double>(model.parameters().value_bytes() + s.gradients->arena.memory.bytes() + s.optimizer->bytes());
   const double available = static_cast<double>(total_memory(model.device())) * (model.device().is_cuda() ? 0.9 : 0.5) - fixed;
   const std::int64_t batch = config.train.batch;
   for (std::int64_t pieces = 1;; ++pieces) {
     const std::int64_t rows = (batch + pieces - 1) / pieces;
-    if (rows == 1 || static_cast<double>(model.planned_bytes(rows, config.data.seq_len, config.train.recompute)) <= available) return rows;
+    const TrainPass::Shape shape{.batch = rows, .seq = config.data.seq_len, .recompute = config.train.recompute};
+    if (rows == 1 || static_cast<double>(TrainPass::planned_bytes(model, shape)) <= available) return rows;
   }
 }
 
 // Everything that takes memory. The weights come after it, so that a person first reads what is being made.
 void open_model(Session& s) {
-  const Device device = s.config.device;
-  s.model = std::make_unique<Model>(s.config.model.config, device, *s.config.run.dtype);
-  s.gradients = OwnedTensor(device, DType::f32, {s.model->parameters().arena_size()});
-  zero(s.gradients);
+  Context& ctx = *s.ctx;
+  s.model = std::make_unique<Model>(ctx, s.config.model.config, *s.config.run.dtype);
+  s.gradients = std::make_unique<Gradients>(ctx, s.model->parameters());
   s.optimizer = make_optimizer(s.config.train, s.model->parameters());
   if (s.config.train.micro_batch == 0) s.config.train.micro_batch = auto_micro_batch(s);
-  s.model->prepare(s.config.train.micro_batch, s.config.data.seq_len, true, s.config.train.recompute);
-  const auto uploader = [&] {
-    return std::make_unique<Uploader>(device, s.config.train.batch, s.config.train.micro_batch, s.config.data.seq_len);
-  };
+  const TrainSection& t = s.config.train;
+  s.pass = std::make_unique<TrainPass>(ctx, *s.model,
+                                       TrainPass::Shape{.batch = t.micro_batch, .seq = s.config.data.seq_len, .recompute = t.recompute});
+  const auto uploader = [&] { return std::make_unique<Uploader>(ctx, t.batch, t.micro_batch, s.config.data.seq_len); };
   s.uploader = uploader();
   if (s.valid) s.valid_uploader = uploader();
 }
@@ -102,7 +101,7 @@ void introduce(const Session& s) {
   const auto rows = static_cast<double>(c.train.steps) * static_cast<double>(c.train.batch);
   const std::int64_t pieces = (c.train.batch + c.train.micro_batch - 1) / c.train.micro_batch;
   log::info("{}", headline(*s.model));
-  log::info("{}", memory_line(*s.model, *s.optimizer, s.gradients.memory.bytes()));
+  log::info("{}", memory_line(*s.pass, *s.model, *s.optimizer, s.gradients->arena.memory.bytes()));
   log::info("data    {} rows of {} tokens | batch {}{} | {} steps = {} tokens, {:.3g} epochs | {}", grouped(s.train->rows()),
             c.data.seq_len, c.train.batch, pieces > 1 ? fmt::format(" in {} pieces", pieces) : "", grouped(c.train.steps),
             log::human_count(rows * static_cast<double>(c.data.seq_len)), rows / static_cast<double>(s.train->rows()), c.run.dir);
@@ -115,6 +114,21 @@ void make_weights(Session& s) {
   else
     load_weights(s.config.model.init, s.model->parameters(), masters);
   s.model->refresh_constants();
+}
+
+// Every shape that a step brings goes through once: whole micro-batches, and what is left of a batch.
+void warm_up(Session& s) {
+  const TrainSection& t = s.config.train;
+  const std::int64_t rest = t.batch % t.micro_batch;
+  s.pass->warm_up(*s.gradients, t.micro_batch, t.batch > t.micro_batch);
+  if (rest > 0) s.pass->warm_up(*s.gradients, rest, true);
+  // A refresh of the constants, too: a resumed run keeps those of its checkpoint and meets its first one in mid-run.
+  const Tensor constants = s.model->constants();
+  const OwnedTensor kept(*s.ctx, constants.dtype, {constants.size()});
+  copy(*s.ctx, constants, kept);
+  s.model->refresh_constants();
+  copy(*s.ctx, kept, constants);
+  s.tuning->update();
 }
 
 // What a resumed run may not change: the keys, the tokenizer, and how much of a mixture comes from where (the paths may change).
@@ -131,7 +145,7 @@ Json mathematics_of(const Session& s) {
 // run.json: where and with what the run is made. A resumed run keeps when it was first started, if that was written.
 void write_run_json(const Session& s, bool resumed) {
   const fs::path file = s.dir->path() / "run.json";
-  Json facts = machine_facts(s.config.device, *s.config.run.dtype);
+  Json facts = machine_facts(*s.ctx, *s.config.run.dtype);
   facts["model"] = model_line(*s.model);
   facts["norm"] = norm_line(s.config.model.config.norm);
   facts["optimizer"] = s.config.train.optimizer;
@@ -152,7 +166,7 @@ std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
   Session& s = *session;
   s.config = config;
   s.data = check_config(s.config);
-  set_num_threads(static_cast<int>(s.config.run.threads));
+  s.ctx = std::make_unique<Context>(s.config.device, static_cast<int>(s.config.run.threads));
 
   std::optional<Found> found;
   s.dir = std::make_unique<RunDir>(s.config.run.dir);
@@ -170,7 +184,7 @@ std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
   const Json math = mathematics_of(s);
   const bool changed = found && check_mathematics(*found, math, force);
 
-  s.tuning = std::make_unique<TuningFile>(s.dir->path() / "tuning.json", s.config.device);
+  s.tuning = std::make_unique<TuningFile>(s.dir->path() / "tuning.json", *s.ctx);
   open_model(s);
   introduce(s);
   if (!found) {
@@ -181,6 +195,7 @@ std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
     check_usage(s.progress.step <= s.config.train.steps, "train.steps must be at least {}, the step of {}, got {}", s.progress.step,
                 found->dir.string(), s.config.train.steps);
   }
+  warm_up(s);
   replace_synced(s.dir->path() / kResolved, write_yaml(resolved_tree(s.config)));
   write_run_json(s, found.has_value());
   s.metrics = std::make_unique<Metrics>(s.dir->path(), s.progress.step);

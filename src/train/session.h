@@ -17,11 +17,13 @@ namespace bhyt::train {
 
 struct Session {
   RunConfig config;  // resolved
+  std::unique_ptr<Context> ctx;
   std::unique_ptr<RunDir> dir;
   RunData data;
   std::unique_ptr<BatchSource> train, valid;  // valid: null without validation data
   std::unique_ptr<Model> model;
-  OwnedTensor gradients;  // fp32, an arena
+  std::unique_ptr<TrainPass> pass;
+  std::unique_ptr<Gradients> gradients;
   std::unique_ptr<Optimizer> optimizer;
   std::unique_ptr<Uploader> uploader, valid_uploader;
   std::unique_ptr<TuningFile> tuning;

@@ -21,7 +21,7 @@ std::int64_t count_in(const Json& own, const char* key) {
 void save_optimizer(const fs::path& file, const Model& model, const Optimizer& optimizer) {
   std::vector<SafeTensorOut> tensors;
   optimizer.save(tensors);
-  tensors.push_back(tensor_from("c_attn", {model.constants().size()}, model.constants()));
+  tensors.push_back(tensor_from(model.context(), "c_attn", {model.constants().size()}, model.constants()));
   write_safetensors(file, std::move(tensors));
 }
 
@@ -30,8 +30,7 @@ void load_optimizer(const fs::path& path, Model& model, Optimizer& optimizer) {
   optimizer.load(file);
   const Tensor constants = model.constants();
   const std::vector<float> host = read_tensor(file, "c_attn", constants.size());
-  device_copy(constants.device, constants.data, Device::cpu(), host.data(), constants.bytes());
-  device_synchronize(constants.device);
+  from_host(model.context(), host.data(), constants);
 }
 
 Json to_json(const Progress& p) {

@@ -28,7 +28,7 @@ bool every(std::int64_t step, std::int64_t interval) { return interval > 0 && st
 // What a step comes to, on the device and, once it was fetched, on the host.
 class StepResult {
  public:
-  explicit StepResult(Device device) : device_(device), memory_(device, 2 * sizeof(float)) {}
+  explicit StepResult(Context& ctx) : device_(ctx.device()), memory_(ctx, 2 * sizeof(float)) {}
   Tensor loss() const { return scalar(0); }  // Σ over the scored tokens
   Tensor norm() const { return scalar(1); }
   void fetch() const { memory_.fetch(); }
@@ -91,20 +91,23 @@ struct Trainer::Impl {
   void accumulate(std::int64_t step, const StepResult& result) {
     Uploader& u = *s().uploader;
     const NormPlan& norms = s().model->norms();
-    zero(result.loss());
+    zero(*s().ctx, result.loss());
     for (std::int64_t row = 0; row < u.rows(); row += u.micro_batch())
-      s().model->forward_backward(u.piece(row), {.gradients = s().gradients,
-                                                 .loss = result.loss(),
-                                                 .scale = static_cast<float>(1.0 / std::max(static_cast<double>(u.scored()), 1.0)),
-                                                 .tokens_in_step = static_cast<double>(u.rows() * s().config.data.seq_len),
-                                                 .with_aux = (step - 1) % norms.aux_every == 0,
-                                                 .accumulate = row > 0});
-    s().optimizer->gradient_norm(s().gradients, result.norm());
+      s().pass->run(u.piece(row), {.gradients = *s().gradients,
+                                   .loss = result.loss(),
+                                   .scale = static_cast<float>(1.0 / std::max(static_cast<double>(u.scored()), 1.0)),
+                                   .tokens_in_step = static_cast<double>(u.rows() * s().config.data.seq_len),
+                                   .with_aux = (step - 1) % norms.aux_every == 0,
+                                   .accumulate = row > 0});
+    s().optimizer->gradient_norm(s().gradients->arena, result.norm());
   }
 
   void update(const StepResult& result) {
-    s().optimizer->step(
-        {.lr = lr, .number = s().progress.updates + 1, .gradients = s().gradients, .grad_norm = result.norm(), .loss = result.loss()});
+    s().optimizer->step({.lr = lr,
+                         .number = s().progress.updates + 1,
+                         .gradients = s().gradients->arena,
+                         .grad_norm = result.norm(),
+                         .loss = result.loss()});
   }
 
   void skip(std::int64_t step, float step_loss) {
@@ -155,13 +158,14 @@ struct Trainer::Impl {
     const std::int64_t step = p.step + 1;
     if (options.before_step) options.before_step(*s().model, step);
     const Timed timed{*this};
+    const Settled settled(*s().ctx, total.steps >= 2);  // from the third on everything a step needs is there
     const StepResult& result = results[static_cast<std::size_t>(step % 2)];
     const bool look = step == 1 || step == train().steps || every(step, (train().steps + kLayerLines - 1) / kLayerLines);
     Json layers;
     s().uploader->advance();
     {
       std::optional<LayerStats> stats;
-      if (look) stats.emplace(*s().model);
+      if (look) stats.emplace(*s().ctx, *s().model, s().pass->observers);
       accumulate(step, result);
       if (look) layers = stats->result();  // before the update: of the weights that made this step's loss
     }
@@ -220,7 +224,7 @@ struct Trainer::Impl {
 
   void validate() {
     Progress& p = s().progress;
-    const Evaluation e = evaluate(*s().model, *s().valid, *s().valid_uploader, train().eval_batches);
+    const Evaluation e = evaluate(*s().ctx, *s().pass, *s().valid, *s().valid_uploader, train().eval_batches);
     s().metrics->validation(p.step, e.loss, e.tokens);
     p.log_history.push_back({{"step", p.step}, {"eval_loss", e.loss}});
     if (std::isfinite(e.loss) && (p.best_step == 0 || e.loss < p.best_metric)) {
@@ -270,8 +274,7 @@ struct Trainer::Impl {
 Trainer::Trainer(const RunConfig& config, TrainerOptions options) : impl_(std::make_unique<Impl>()) {
   impl_->session = open_session(config, options.force);
   impl_->options = std::move(options);
-  const Model& model = *impl_->session->model;
-  for (int i = 0; i < 2; ++i) impl_->results.emplace_back(model.device());
+  for (int i = 0; i < 2; ++i) impl_->results.emplace_back(*impl_->session->ctx);
 }
 
 Trainer::~Trainer() {
@@ -286,7 +289,7 @@ Outcome Trainer::run() {
   const std::int64_t steps = t.train().steps;
   if (t.s().progress.step < steps) {
     const StopSignals stop("\nstopping after this step; the run will be saved (once more to quit at once)\n", StopSignals::Second::quits);
-    t.peak = peak_flops(t.s().model->device(), t.s().model->type());
+    t.peak = peak_flops(*t.s().ctx, t.s().model->type());
     t.s().train->start(t.s().progress.step);
     t.put_batch();
     if (t.no_data) std::rethrow_exception(t.no_data);

@@ -43,12 +43,11 @@ Tuning read_tuning(const fs::path& file, const std::string& device, const std::s
   }
 }
 
-TuningFile::TuningFile(fs::path file, Device device) : file_(std::move(file)), on_gpu_(device.is_cuda()) {
-  if (!on_gpu_) return;
-  device_synchronize(device);  // makes it the GPU in use, before the library opens on it
-  written_ = read_tuning(file_, cuda::describe(device.index), cuda::tuning_library());
+TuningFile::TuningFile(fs::path file, Context& ctx) : file_(std::move(file)), ctx_(ctx) {
+  if (!ctx.device().is_cuda()) return;
+  written_ = read_tuning(file_, cuda::describe(ctx.device().index), cuda::tuning_library());
   try {
-    cuda::set_tuning(written_.algorithms);
+    cuda::set_tuning(ctx, written_.algorithms);
   } catch (const Error& e) {
     log::warning("{} is not used: {}", file_.string(), e.what());
     written_.algorithms.clear();
@@ -56,9 +55,9 @@ TuningFile::TuningFile(fs::path file, Device device) : file_(std::move(file)), o
 }
 
 void TuningFile::update() {
-  if (!on_gpu_) return;
+  if (!ctx_.device().is_cuda()) return;
   Tuning now = written_;
-  now.algorithms = cuda::tuning();
+  now.algorithms = cuda::tuning(ctx_);
   if (now == written_) return;
   replace_synced(file_, tuning_text(now));
   written_ = std::move(now);

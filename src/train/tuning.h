@@ -5,7 +5,7 @@
 #include <map>
 #include <string>
 
-#include "core/device.h"
+#include "core/context.h"
 #include "io/files.h"
 
 namespace bhyt::train {
@@ -24,12 +24,12 @@ Tuning read_tuning(const fs::path& file, const std::string& device, const std::s
 // Keeps the file of a run on a GPU; does nothing on a CPU.
 class TuningFile {
  public:
-  TuningFile(fs::path file, Device device);  // hands what is there to the backend: before the first product
-  void update();                             // writes it, if more was chosen since
+  TuningFile(fs::path file, Context& ctx);  // hands what is there to the backend: before the first product
+  void update();                            // writes it, if more was chosen since
 
  private:
   fs::path file_;
-  bool on_gpu_;
+  Context& ctx_;
   Tuning written_;
 };
 

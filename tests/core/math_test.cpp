@@ -47,14 +47,6 @@ TEST(Math, Exp) {
   EXPECT_EQ(fast_exp(-103.0f), std::exp(-103.0f));        // the smallest subnormal
 }
 
-TEST(Math, Sigmoid) {
-  EXPECT_LE(worst([](float x) { return sigmoid(x); }, [](double x) { return 1 / (1 + std::exp(-x)); }, 1e-30), 4e-7);
-  EXPECT_EQ(sigmoid(0.0f), 0.5f);
-  EXPECT_EQ(sigmoid(-kInf), 0.0f);
-  EXPECT_EQ(sigmoid(kInf), 1.0f);
-  EXPECT_TRUE(std::isnan(sigmoid(kNan)));
-}
-
 // Relative error, so small arguments are held to it too; odd, bounded by 1, saturating.
 void check_bounded(float (*fast)(float), double (*exact)(double), double slope, float limit) {
   EXPECT_LE(worst(fast, exact, 1e-37), 4e-7);

@@ -20,8 +20,8 @@ TEST(Tensor, ShapesAndSizes) {
   EXPECT_EQ(t.size(), 24);
   EXPECT_EQ(t.bytes(), 96u);
   EXPECT_TRUE(t.contiguous());
-  EXPECT_EQ(shape_string(t), "[2, 3, 4]");
-  EXPECT_EQ(shape_string(t.reshape({24})), "[24]");
+  EXPECT_EQ(shape_string(t).text(), "[2, 3, 4]");
+  EXPECT_EQ(shape_string(t.reshape({24})).text(), "[24]");
   EXPECT_FALSE(Tensor());
   EXPECT_EQ(Tensor(data, DType::bf16, Device::cpu(), {0, 5}).bytes(), 0u);
   EXPECT_EQ(Tensor(data, DType::f32, Device::cpu(), {}).size(), 1);
@@ -34,33 +34,47 @@ TEST(Tensor, SlicesShareMemory) {
   const Tensor rows = t.row_slice(1, 2), cols = t.col_slice(3, 2), both = rows.col_slice(1, 3);
   EXPECT_EQ(rows.as<float>()[0], 5);
   EXPECT_TRUE(rows.contiguous());
-  EXPECT_EQ(shape_string(cols), "[4, 2]");
+  EXPECT_EQ(shape_string(cols).text(), "[4, 2]");
   EXPECT_FALSE(cols.contiguous());
   EXPECT_EQ(cols.as<float>()[cols.ld], 8);
   EXPECT_EQ(both.as<float>()[both.ld + 2], 13);
 }
 
 TEST(Tensor, CopiesAndClearing) {
-  OwnedTensor a(Device::cpu(), DType::f32, {3, 4}), b(Device::cpu(), DType::f32, {12});
+  Context ctx(Device::cpu(), 2);
+  OwnedTensor a(ctx, DType::f32, {3, 4}), b(ctx, DType::f32, {12});
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(a.t.data) % 256, 0u);
   std::iota(a.t.as<float>(), a.t.as<float>() + 12, 1.0f);
-  copy(a, b);
+  copy(ctx, a, b);
   EXPECT_EQ(b.t.as<float>()[11], 12);
-  copy_rows(a.t.col_slice(0, 2), a.t.col_slice(2, 2));
+  copy_rows(ctx, a.t.col_slice(0, 2), a.t.col_slice(2, 2));
   EXPECT_EQ(a.t.as<float>()[11], 10);
-  zero(a);
+  zero(ctx, a);
   EXPECT_EQ(a.t.as<float>()[11], 0);
-  EXPECT_THROW(copy(a, OwnedTensor(Device::cpu(), DType::f32, {11})), Error);
-  EXPECT_THROW(copy(a, OwnedTensor(Device::cpu(), DType::bf16, {12})), Error);
-  EXPECT_THROW(copy(a.t.col_slice(0, 2), b), Error);
+  EXPECT_THROW(copy(ctx, a, OwnedTensor(ctx, DType::f32, {11})), Error);
+  EXPECT_THROW(copy(ctx, a, OwnedTensor(ctx, DType::bf16, {12})), Error);
+  EXPECT_THROW(copy(ctx, a.t.col_slice(0, 2), b), Error);
+}
+
+TEST(Tensor, ToTheHostAndBack) {
+  Context ctx(Device::cpu(), 2);
+  const OwnedTensor a(ctx, DType::f32, {2, 2});
+  const float from[4] = {1, 2, 3, 4};
+  float to[4] = {};
+  from_host(ctx, from, a);
+  to_host(ctx, a, to);
+  EXPECT_EQ(to[3], 4);
+  EXPECT_THROW(to_host(ctx, a.t.col_slice(0, 1), to), Error);
+  EXPECT_THROW(from_host(ctx, from, a.t.col_slice(0, 1)), Error);
 }
 
 TEST(Tensor, OwnersMove) {
-  OwnedTensor a(Device::cpu(), DType::f32, {4});
+  Context ctx(Device::cpu(), 2);
+  OwnedTensor a(ctx, DType::f32, {4});
   void* const memory = a.t.data;
   const OwnedTensor b = std::move(a);
   EXPECT_EQ(b.t.data, memory);
-  const Buffer empty(Device::cpu(), 0);
+  const Buffer empty(ctx, 0);
   EXPECT_EQ(empty.data(), nullptr);
 }
 
@@ -73,7 +87,7 @@ TEST(Device, NamesAndAbsentGpus) {
   EXPECT_THROW(parse_device("cuda:99"), UsageError);
   if (!cuda::built()) {
     EXPECT_EQ(parse_device("auto"), Device::cpu());
-    EXPECT_THROW(OwnedTensor(Device::cuda(0), DType::f32, {1}), Error);
+    EXPECT_THROW(Context(Device::cuda(0)), Error);
   }
 }
 

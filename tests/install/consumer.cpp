@@ -8,10 +8,11 @@ int main() {
   bhyt::ModelConfig config;
   bhyt::apply_preset(config, "tiny");
   config.norm.seq_len = 32;
-  bhyt::Model model(config, bhyt::Device::cpu(), bhyt::DType::f32);
+  bhyt::Context ctx;
+  bhyt::Model model(ctx, config, bhyt::DType::f32);
   model.parameters().initialize(0);
   model.refresh_constants();
-  const auto out = bhyt::generate(model, {1, 2, 3}, {.max_tokens = 4});
+  const auto out = bhyt::generate(ctx, model, {1, 2, 3}, {.max_tokens = 4});
   std::printf("%zu new tokens from %lld parameters\n", out.ids.size(), static_cast<long long>(model.parameters().count()));
   return out.ids.size() == 4 ? 0 : 1;
 }

@@ -36,7 +36,8 @@ constexpr float kScale = 1.0f / (kBatch * kSeq);
 
 // The low-precision reference that sets the scale: what roundings of bf16's size do to each gradient when only the weights are rounded.
 // fp32 throughout, every weight moved by up to half a unit of bf16's last place; the root of the mean square over several draws.
-std::map<std::string, double> error_of_roundings(const ModelConfig& c, const Values& values, const HostRows& rows, const Gradients& exact) {
+std::map<std::string, double> error_of_roundings(const ModelConfig& c, const Values& values, const HostRows& rows,
+                                                 const NamedGradients& exact) {
   constexpr int kDraws = 8;
   std::map<std::string, double> square;
   for (int draw = 0; draw < kDraws; ++draw) {
@@ -44,8 +45,8 @@ std::map<std::string, double> error_of_roundings(const ModelConfig& c, const Val
     Values moved = values;
     for (auto& [name, v] : moved)
       for (float& e : v) e *= static_cast<float>(1 + 0x1p-8 * (rng.uniform() - 0.5));
-    Model m = make_model(c, moved, Device::cpu(), DType::f32);
-    const Gradients g = training_pass(m, rows, kScale);
+    const auto m = make_model(test::context_on(Device::cpu()), c, moved, DType::f32);
+    const NamedGradients g = training_pass(*m, rows, kScale);
     for (const auto& [name, e] : exact.by_name) square[name] += std::pow(distance(g.by_name.at(name), e), 2) / kDraws;
   }
   for (auto& [name, s] : square) s = std::sqrt(s);
@@ -61,16 +62,16 @@ TEST(Bf16Gradients, AreAsGoodAsRoundingsAllow) {
   for (const Method& method : methods()) {
     const ModelConfig c = config_of(method);
     const Values values = draw_values(c);
-    Model full = make_model(c, values, Device::cpu(), DType::f32);
-    const Gradients exact = training_pass(full, rows, kScale);
+    const auto full = make_model(test::context_on(Device::cpu()), c, values, DType::f32);
+    const NamedGradients exact = training_pass(*full, rows, kScale);
     const auto allowed = error_of_roundings(c, values, rows, exact);
-    for (const Device device : test::devices()) {
-      Model half = make_model(c, values, device, DType::bf16);
-      const Gradients got = training_pass(half, rows, kScale);
+    for (Context& ctx : test::contexts()) {
+      const auto half = make_model(ctx, c, values, DType::bf16);
+      const NamedGradients got = training_pass(*half, rows, kScale);
       for (const auto& [name, g] : exact.by_name) {
         const double error = distance(got.by_name.at(name), g);
         EXPECT_LE(error, allowed_factor(g.size()) * allowed.at(name))
-            << method.name << " on " << name_of(device) << ": " << name << ", length " << length_of(g);
+            << method.name << " on " << name_of(ctx.device()) << ": " << name << ", length " << length_of(g);
       }
     }
   }

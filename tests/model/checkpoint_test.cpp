@@ -21,6 +21,8 @@ using test::has;
 using test::message_of;
 using test::TempDir;
 
+Context& on_cpu() { return test::context_on(Device::cpu()); }
+
 ModelConfig small(const std::string& method) {
   ModelConfig c;
   c.d = 12;
@@ -310,11 +312,11 @@ TEST(Checkpoint, EveryFileTypeGivesTheSameWeights) {
   for (const char* dtype : {"F32", "BF16", "F16", "F64"}) {
     TempDir dir;
     write_checkpoint(dir.path(), c, tensors_of(c, dtype));
-    const auto model = load_model(dir.path(), Device::cpu(), DType::f32);
+    const auto model = load_model(on_cpu(), dir.path(), DType::f32);
     if (first.empty()) first = values_of(*model);
     EXPECT_EQ(values_of(*model), first) << dtype;
     EXPECT_GT(model->constants().as<float>()[0], 0);
-    EXPECT_EQ(values_of(*load_model(dir.path(), Device::cpu(), DType::bf16)), first);
+    EXPECT_EQ(values_of(*load_model(on_cpu(), dir.path(), DType::bf16)), first);
   }
   EXPECT_EQ(first[0][1], 2.0f / 64 - 0.75f);
 }
@@ -326,11 +328,11 @@ TEST(Checkpoint, SaveAndLoadKeepEveryBit) {
       ModelConfig c = small(method);
       c.norm.learn_lambda = false;
       c.embedding_scale = EmbeddingScaleKind::learned;
-      Model model(c, Device::cpu(), type);
+      Model model(on_cpu(), c, type);
       model.parameters().initialize(7);
       save_model(dir.path(), model);
       for (const Device device : test::devices()) {
-        const auto again = load_model(dir.path(), device, type);
+        const auto again = load_model(test::context_on(device), dir.path(), type);
         EXPECT_EQ(values_of(*again), values_of(model)) << method;
         TempDir copy;
         save_model(copy.path(), *again);
@@ -363,9 +365,9 @@ TEST(Checkpoint, ShardsAreOneCheckpoint) {
   write_safetensors(parts / "model-00001-of-00002.safetensors", shard[0]);
   write_safetensors(parts / "model-00002-of-00002.safetensors", shard[1]);
   const auto index = [&](const Json& m) { test::write_file(parts / "model.safetensors.index.json", Json{{"weight_map", m}}.dump()); };
-  const auto load = [&] { return load_model(parts.path(), Device::cpu(), DType::f32); };
+  const auto load = [&] { return load_model(on_cpu(), parts.path(), DType::f32); };
   index(map);
-  EXPECT_EQ(values_of(*load()), values_of(*load_model(whole.path(), Device::cpu(), DType::f32)));
+  EXPECT_EQ(values_of(*load()), values_of(*load_model(on_cpu(), whole.path(), DType::f32)));
   Json broken = map;
   broken["model.norm.weight"] = "../secret.safetensors";
   index(broken);
@@ -395,7 +397,7 @@ TEST(Checkpoint, EverythingThatDoesNotFitIsNamedAtOnce) {
   tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = {
       "model.layers.0.self_attn.rotary_emb.inv_freq", "F32", {0}, [](const auto&) {}};
   write_checkpoint(dir.path(), c, tensors);
-  const std::string message = message_of([&] { load_model(dir.path(), Device::cpu(), DType::f32); });
+  const std::string message = message_of([&] { load_model(on_cpu(), dir.path(), DType::f32); });
   EXPECT_TRUE(has(message, "model.safetensors: tensor model.norm.weight is missing, config.json asks for [12]"));
   EXPECT_TRUE(has(message, "tensor model.layers.1.input_layernorm.lam is missing, config.json asks for [1]"));
   EXPECT_TRUE(has(message, "tensor model.layers.2.mlp.up_proj.weight has shape [12, 10], config.json asks for [10, 12]"));
@@ -413,7 +415,7 @@ TEST(Checkpoint, ScalarsMayHaveEitherShape) {
     for (auto& [name, t] : tensors)
       if (name.ends_with(".lam")) t.shape = learn ? std::vector<std::int64_t>{} : std::vector<std::int64_t>{1};
     write_checkpoint(dir.path(), c, tensors);
-    EXPECT_NO_THROW(load_model(dir.path(), Device::cpu(), DType::f32));
+    EXPECT_NO_THROW(load_model(on_cpu(), dir.path(), DType::f32));
   }
 }
 
@@ -425,13 +427,13 @@ TEST(Checkpoint, TiedHeadMustBeACopy) {
   head.name = "lm_head.weight";
   tensors[head.name] = head;
   write_checkpoint(dir.path(), c, tensors);
-  EXPECT_NO_THROW(load_model(dir.path(), Device::cpu(), DType::f32));
+  EXPECT_NO_THROW(load_model(on_cpu(), dir.path(), DType::f32));
   tensors[head.name].fill = [](const auto& put) {
     const std::vector<float> other(17 * 12, 0.5f);
     put(other.data(), other.size() * 4);
   };
   write_checkpoint(dir.path(), c, tensors);
-  EXPECT_TRUE(has(message_of([&] { load_model(dir.path(), Device::cpu(), DType::f32); }), "lm_head.weight differs"));
+  EXPECT_TRUE(has(message_of([&] { load_model(on_cpu(), dir.path(), DType::f32); }), "lm_head.weight differs"));
 }
 
 TEST(Checkpoint, WeightsThatAreNotFiniteAreLoadedWithAWarning) {
@@ -445,13 +447,13 @@ TEST(Checkpoint, WeightsThatAreNotFiniteAreLoadedWithAWarning) {
   };
   write_checkpoint(dir.path(), c, tensors);
   testing::internal::CaptureStderr();
-  load_model(dir.path(), Device::cpu(), DType::f32);
+  load_model(on_cpu(), dir.path(), DType::f32);
   EXPECT_TRUE(has(testing::internal::GetCapturedStderr(), "tensor model.norm.weight holds 1 values that are not finite"));
 }
 
 TEST(Checkpoint, SaysWhatAFolderLacks) {
   TempDir dir;
-  const auto load = [&](const fs::path& p) { return message_of([&] { load_model(p, Device::cpu(), DType::f32); }); };
+  const auto load = [&](const fs::path& p) { return message_of([&] { load_model(on_cpu(), p, DType::f32); }); };
   EXPECT_TRUE(has(load(dir / "none"), "no such folder"));
   EXPECT_TRUE(has(load(dir.path()), "looked for config.json (missing) and model.safetensors or model.safetensors.index.json (missing)"));
   test::write_file(dir / "config.json", "{}");

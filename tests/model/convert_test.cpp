@@ -9,6 +9,8 @@
 #include "model/checkpoint_files.h"
 #include "model/checkpoint_json.h"
 #include "model/llama2c.h"
+#include "tests/devices.h"
+#include "tests/model/decoding.h"
 #include "tests/model/helpers.h"
 
 namespace bhyt {
@@ -85,7 +87,7 @@ TEST(Convert, TypesRoundAndShardsHoldEverything) {
     ASSERT_EQ(want.size(), got.size());
     for (const auto& [name, v] : want)
       for (std::size_t i = 0; i < v.size(); ++i) ASSERT_NEAR(got.at(name)[i], v[i], std::ldexp(std::fabs(v[i]), -bits)) << name;
-    EXPECT_NO_THROW(load_model(dir / "out", Device::cpu(), DType::f32));
+    EXPECT_NO_THROW(load_model(test::context_on(Device::cpu()), dir / "out", DType::f32));
   }
 }
 
@@ -179,15 +181,9 @@ TEST(Llama2c, RealModelsContinueAsTheirAuthorsDo) {
     TempDir dir;
     EXPECT_TRUE(Llama2cFile::recognised(from / (name + ".bin")));
     convert_checkpoint(from / (name + ".bin"), dir / "out", {});
-    const auto model = load_model(dir / "out", Device::cpu(), DType::f32);
+    const auto model = load_model(test::context_on(Device::cpu()), dir / "out", DType::f32);
     const auto want = expected["greedy_from_bos"].get<std::vector<std::int32_t>>();
-    auto cache = model->make_cache(static_cast<std::int64_t>(want.size()));
-    std::vector<std::int32_t> got{want[0]};
-    std::vector<float> logits;
-    while (got.size() < want.size()) {
-      model->decode(*cache, &got.back(), 1, logits);
-      got.push_back(static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
-    }
+    const auto got = test::continue_greedily(*model, {want[0]}, want.size());
     EXPECT_EQ(got, want) << name;
   }
 }

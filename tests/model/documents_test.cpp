@@ -58,22 +58,22 @@ Documents draw_documents() {
   return d;
 }
 
-void check_documents(const ModelConfig& c, Device device) {
-  SCOPED_TRACE(fmt::format("{}, heads of {}, {}", c.norm.method, c.head_dim, name_of(device)));
+void check_documents(const ModelConfig& c, Context& ctx) {
+  SCOPED_TRACE(fmt::format("{}, heads of {}, {}", c.norm.method, c.head_dim, name_of(ctx.device())));
   const Documents d = draw_documents();
   const Values values = draw_values(c);
   const auto run = [&](DType type, const HostRows& rows) {
-    Model m = make_model(c, values, device, type);
-    return training_pass(m, rows, static_cast<float>(1 / d.scored));
+    const auto m = make_model(ctx, c, values, type);
+    return training_pass(*m, rows, static_cast<float>(1 / d.scored));
   };
-  const Gradients apart = run(DType::f32, d.apart), packed = run(DType::f32, d.packed);
+  const NamedGradients apart = run(DType::f32, d.apart), packed = run(DType::f32, d.packed);
   EXPECT_NEAR(packed.loss, apart.loss, 1e-5 * apart.loss);
   for (const auto& [name, g] : apart.by_name) {
     EXPECT_GT(length_of(g), 1e-6) << name << " has no gradient: nothing is compared";
     EXPECT_LE(distance(packed.by_name.at(name), g), (g.size() == 1 ? 2e-4 : 2e-5) * length_of(g) + 1e-8) << name;
   }
   // In bf16 packing may cost as much again as bf16 costs the documents apart; single numbers may have been lucky there.
-  const Gradients low_apart = run(DType::bf16, d.apart), low_packed = run(DType::bf16, d.packed);
+  const NamedGradients low_apart = run(DType::bf16, d.apart), low_packed = run(DType::bf16, d.packed);
   EXPECT_LE(std::fabs(low_packed.loss - apart.loss), 2 * std::fabs(low_apart.loss - apart.loss) + 2e-3 * apart.loss);
   for (const auto& [name, g] : apart.by_name) {
     const double cost = distance(low_apart.by_name.at(name), g), luck = (g.size() == 1 ? 0.1 : 0.002) * length_of(g);
@@ -82,9 +82,9 @@ void check_documents(const ModelConfig& c, Device device) {
 }
 
 TEST(Documents, PackedInARowEqualRowsOfTheirOwn) {
-  for (const Device device : test::devices()) {
-    for (const Method& method : methods()) check_documents(config_of(method, 16), device);
-    for (const std::int64_t head_dim : {64, 96, 128}) check_documents(config_of(method("bhyt"), head_dim), device);
+  for (Context& ctx : test::contexts()) {
+    for (const Method& method : methods()) check_documents(config_of(method, 16), ctx);
+    for (const std::int64_t head_dim : {64, 96, 128}) check_documents(config_of(method("bhyt"), head_dim), ctx);
   }
 }
 
@@ -98,14 +98,14 @@ TEST(Documents, PositionsTurnQueriesAndKeysWithoutAMaskToo) {
   plain.positions.clear();
   HostRows alike = rows;
   for (std::int32_t& p : alike.positions) p = 3;  // no differences at all
-  for (const Device device : test::devices()) {
-    SCOPED_TRACE(name_of(device));
+  for (Context& ctx : test::contexts()) {
+    SCOPED_TRACE(name_of(ctx.device()));
     Values values = draw_values(c);
     const auto run = [&](const HostRows& r) {
-      Model m = make_model(c, values, device, DType::f32);
-      return training_pass(m, r, 1);
+      const auto m = make_model(ctx, c, values, DType::f32);
+      return training_pass(*m, r, 1);
     };
-    const Gradients restarted = run(rows);
+    const NamedGradients restarted = run(rows);
     EXPECT_GT(std::fabs(restarted.loss - run(plain).loss), 1e-4 * restarted.loss);
     EXPECT_GT(std::fabs(restarted.loss - run(alike).loss), 1e-4 * restarted.loss);
     // The slope of the loss along the gradient of the queries' and keys' weights, by differences.

@@ -12,7 +12,10 @@
 #include "model/checkpoint.h"
 #include "model/checkpoint_json.h"
 #include "model/safetensors.h"
+#include "model/score_pass.h"
+#include "model/train_pass.h"
 #include "tests/devices.h"
+#include "tests/model/decoding.h"
 #include "tests/model/helpers.h"
 
 namespace bhyt {
@@ -52,9 +55,9 @@ double error_of(const float* got, const SafeTensor& expected) {
   return largest > 0 ? worst / largest : worst;
 }
 
-std::vector<float> on_host(const Tensor& t) {
+std::vector<float> on_host(Context& ctx, const Tensor& t) {
   std::vector<float> host(static_cast<std::size_t>(t.size()));
-  device_copy(Device::cpu(), host.data(), t.device, t.data, t.bytes());
+  to_host(ctx, t, host.data());
   return host;
 }
 
@@ -70,30 +73,22 @@ void check_gradients(const Model& model, const SafeTensors& io, const Tensor& ar
     const Parameter* p = model.parameters().find(name.substr(5));
     ASSERT_NE(p, nullptr) << name;
     ASSERT_EQ(p->size, expected.size()) << name;
-    EXPECT_LT(error_of(on_host(model.parameters().in_arena(arena, *p)).data(), expected), bar) << name;
+    EXPECT_LT(error_of(on_host(model.context(), model.parameters().in_arena(arena, *p)).data(), expected), bar) << name;
   }
   for (const Parameter& p : model.parameters().list())
     EXPECT_TRUE(p.frozen || p.optional || io.find("grad." + p.name)) << p.name << " has no expected gradient";
 }
 
-void check_greedy(Model& model, const SafeTensor& expected) {
+void check_greedy(const Model& model, const SafeTensor& expected) {
   const std::vector<std::int32_t> want = ids_of(expected);
-  const std::size_t prompt = want.size() / 2;
-  auto cache = model.make_cache(static_cast<std::int64_t>(want.size()));
-  std::vector<std::int32_t> got(want.begin(), want.begin() + static_cast<std::ptrdiff_t>(prompt));
-  std::vector<float> logits;
-  model.decode(*cache, got.data(), static_cast<std::int64_t>(prompt), logits);
-  while (got.size() < want.size()) {
-    got.push_back(static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
-    model.decode(*cache, &got.back(), 1, logits);
-  }
-  EXPECT_EQ(got, want);
+  const std::vector<std::int32_t> prompt(want.begin(), want.begin() + std::ssize(want) / 2);
+  EXPECT_EQ(test::continue_greedily(model, prompt, want.size()), want);
 }
 
-void check_case(const fs::path& dir, Device device, double gradient_bar) {
-  SCOPED_TRACE(name_of(device));
-  const double bar = device.is_cuda() ? kGpuBar : kBar;
-  const auto model = load_model(dir, device, DType::f32);
+void check_case(const fs::path& dir, Context& ctx, double gradient_bar) {
+  SCOPED_TRACE(name_of(ctx.device()));
+  const double bar = ctx.device().is_cuda() ? kGpuBar : kBar;
+  const auto model = load_model(ctx, dir, DType::f32);
   const SafeTensors io(dir / "io.safetensors");
   const SafeTensor& tokens = io.at("tokens");
   const std::int64_t batch = tokens.shape[0], seq = tokens.shape[1] - 1, n = batch * seq, vocab = model->config().vocab;
@@ -104,28 +99,27 @@ void check_case(const fs::path& dir, Device device, double gradient_bar) {
     inputs.push_back(ids[at]);
     targets.push_back(ids[at + 1]);
   }
-  const OwnedTensor on_device(device, DType::i32, {2, batch, seq}), loss(device, DType::f32, {1}),
-      gradients(device, DType::f32, {model->parameters().arena_size()}), logits(device, DType::f32, {n, vocab});
+  const OwnedTensor on_device(ctx, DType::i32, {2, batch, seq}), loss(ctx, DType::f32, {1}), logits(ctx, DType::f32, {n, vocab});
   const auto put = [&](const std::vector<std::int32_t>& from, std::int64_t place) {
-    const Tensor t(on_device.t.as<std::int32_t>() + place * n, DType::i32, device, {batch, seq});
-    device_copy(device, t.data, Device::cpu(), from.data(), t.bytes());
+    const Tensor t(on_device.t.as<std::int32_t>() + place * n, DType::i32, ctx.device(), {batch, seq});
+    from_host(ctx, from.data(), t);
     return t;
   };
   const Batch b{
       .batch = batch, .seq = seq, .tokens = put(inputs, 0), .targets = put(targets, 1), .weights = {}, .positions = {}, .first = {}};
-  zero(loss);
-  zero(gradients);
-  model->prepare(batch, seq, true);
-  model->forward_backward(
-      b, {.gradients = gradients, .loss = loss, .scale = 1.0f / static_cast<float>(n), .tokens_in_step = static_cast<double>(n)});
-  const float mean = on_host(loss)[0] / static_cast<float>(n);
+  zero(ctx, loss);
+  const Gradients gradients(ctx, model->parameters());
+  TrainPass(ctx, *model, {.batch = batch, .seq = seq})
+      .run(b, {.gradients = gradients, .loss = loss, .scale = 1.0f / static_cast<float>(n), .tokens_in_step = static_cast<double>(n)});
+  const float mean = on_host(ctx, loss)[0] / static_cast<float>(n);
   EXPECT_LT(error_of(&mean, io.at("loss")), bar);
-  check_gradients(*model, io, gradients, std::max(bar, gradient_bar));
+  check_gradients(*model, io, gradients.arena, std::max(bar, gradient_bar));
 
-  model->forward(b);
-  model->logits(0, n, logits);
-  EXPECT_LT(error_of(on_host(logits).data(), io.at("logits")), bar);
-  const std::vector<float> constants = on_host(model->constants());
+  ScorePass forward(ctx, *model, batch, seq);
+  forward.forward(b);
+  forward.logits(0, n, logits);
+  EXPECT_LT(error_of(on_host(ctx, logits).data(), io.at("logits")), bar);
+  const std::vector<float> constants = on_host(ctx, model->constants());
   for (std::size_t i = 0; i < model->norms().blocks.size(); ++i)
     if (const SafeTensor* c = io.find("c_attn." + std::to_string(i))) {
       EXPECT_LT(error_of(constants.data() + i, *c), bar) << "c_attn." << i;
@@ -134,7 +128,7 @@ void check_case(const fs::path& dir, Device device, double gradient_bar) {
 }
 
 void check_case(const fs::path& dir, double gradient_bar = kBar) {
-  for (const Device device : test::devices()) check_case(dir, device, gradient_bar);
+  for (Context& ctx : test::contexts()) check_case(dir, ctx, gradient_bar);
 }
 
 // Beside the sources, or where BHYT_TEST_DIR says when the program was carried elsewhere.

@@ -1,103 +1,22 @@
 // The complete block and a two-layer model, for every method and option: loss against a naive double reference, every gradient against
-// differences of that reference; and what must not change a bit: recomputation, threads, caching.
+// differences of that reference; and what must not change a bit: recomputation, threads, the size of what was prepared.
 #include "model/model.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <functional>
 
-#include "core/error.h"
-#include "core/parallel.h"
-#include "core/rng.h"
+#include "model/score_pass.h"
 #include "tests/devices.h"
 #include "tests/model/reference_model.h"
+#include "tests/model/small_model.h"
 
 namespace bhyt::testing {
 namespace {
 
-constexpr int kSeq = 9;
-
-ModelConfig small_config(const std::string& method, std::int64_t layers) {
-  ModelConfig c;
-  c.d = 12, c.layers = layers, c.heads = 4, c.kv_heads = 2, c.head_dim = 6, c.mlp = 10, c.vocab = 23;
-  c.tied = layers % 2 == 0;
-  c.rope_theta = 100;
-  c.init_std = 0.3;
-  c.norm.method = method;
-  c.norm.seq_len = kSeq;
-  return c;
-}
-
-std::vector<std::vector<int>> draw_rows(std::int64_t vocab, int rows) {
-  Rng rng(3);
-  std::vector<std::vector<int>> out(static_cast<std::size_t>(rows), std::vector<int>(kSeq + 1));
-  for (auto& r : out)
-    for (int& t : r) t = static_cast<int>(rng.below(static_cast<std::uint64_t>(vocab)));
-  return out;
-}
-
-// Tokens and targets of some rows on the model's device.
-struct Tokens {
-  OwnedTensor tokens, targets;
-  Batch batch;
-  Tokens(const std::vector<std::vector<int>>& rows, Device device)
-      : tokens(device, DType::i32, {static_cast<std::int64_t>(rows.size()), kSeq}),
-        targets(device, DType::i32, {static_cast<std::int64_t>(rows.size()), kSeq}) {
-    std::vector<std::int32_t> in, out;
-    for (const auto& r : rows) in.insert(in.end(), r.begin(), r.end() - 1), out.insert(out.end(), r.begin() + 1, r.end());
-    device_copy(device, tokens.t.data, Device::cpu(), in.data(), tokens.t.bytes());
-    device_copy(device, targets.t.data, Device::cpu(), out.data(), targets.t.bytes());
-    batch = {.batch = static_cast<std::int64_t>(rows.size()), .seq = kSeq, .tokens = tokens, .targets = targets};
-  }
-};
-
-struct Result {
-  double loss = 0;
-  std::vector<float> gradients;
-};
-
-// With `overwrite` the gradients hold garbage before, which must not show.
-Result run(Model& m, const std::vector<std::vector<int>>& rows, bool overwrite = false) {
-  const Tokens t(rows, m.device());
-  OwnedTensor g(m.device(), DType::f32, {m.parameters().arena_size()}), loss(m.device(), DType::f32, {1});
-  zero(g);
-  if (overwrite) {
-    const std::vector<float> garbage(static_cast<std::size_t>(g.t.size()), NAN);
-    device_copy(m.device(), g.t.data, Device::cpu(), garbage.data(), g.t.bytes());
-  }
-  zero(loss);
-  const double n = static_cast<double>(rows.size() * kSeq);
-  m.forward_backward(
-      t.batch,
-      {.gradients = g, .loss = loss, .scale = static_cast<float>(1 / n), .tokens_in_step = n, .with_aux = true, .accumulate = !overwrite});
-  Result r;
-  r.gradients.resize(static_cast<std::size_t>(g.t.size()));
-  float sum = 0;
-  device_copy(Device::cpu(), r.gradients.data(), m.device(), g.t.data, g.t.bytes());
-  device_copy(Device::cpu(), &sum, m.device(), loss.t.data, 4);
-  r.loss = sum / n;
-  return r;
-}
-
-// Initial values, then everything that starts at a constant is moved off it, so that no gradient is tested at a special point.
-Model make_model(const ModelConfig& c, Device device = Device::cpu(), DType type = DType::f32) {
-  Model m(c, device, type);
-  m.parameters().initialize(1);
-  Rng rng(9);
-  for (const Parameter& p : m.parameters().list()) {
-    if (p.init_std > 0) continue;
-    auto v = m.parameters().read_value(p);
-    for (float& e : v) e += static_cast<float>(0.1 * rng.normal());
-    m.parameters().write_value(p, v.data());
-  }
-  m.refresh_constants();
-  return m;
-}
-
-Weights weights_of(const Model& m) {
-  Weights w;
+NamedValues weights_of(const Model& m) {
+  NamedValues w;
   for (const Parameter& p : m.parameters().list()) {
     const auto v = m.parameters().read_value(p);
     w[p.name].assign(v.begin(), v.end());
@@ -106,18 +25,18 @@ Weights weights_of(const Model& m) {
 }
 
 std::vector<double> constants_of(const Model& m) {
-  std::vector<float> c(static_cast<std::size_t>(m.config().layers));
-  device_copy(Device::cpu(), c.data(), m.device(), m.constants().data, c.size() * 4);
+  const std::vector<float> c = on_host(m.context(), m.constants());
   return {c.begin(), c.end()};
 }
 
 // Loss and every parameter's gradient, along the gradient itself, along a random direction and at single elements.
-void check_gradients(const ModelConfig& c, Device device) {
-  SCOPED_TRACE(name_of(device));
-  Model m = make_model(c, device);
+void check_gradients(const ModelConfig& c, Context& ctx) {
+  SCOPED_TRACE(name_of(ctx.device()));
+  const auto model = make_model(ctx, c);
+  const Model& m = *model;
   const auto rows = draw_rows(c.vocab, 2);
-  const Result got = run(m, rows);
-  const Weights w = weights_of(m);
+  const Result got = gradients_of(ctx, m, rows);
+  const NamedValues w = weights_of(m);
   ReferenceModel reference(c, constants_of(m));
   reference.freeze(w);
   double aux_free = 0;
@@ -147,7 +66,7 @@ void check_gradients(const ModelConfig& c, Device device) {
       for (std::size_t i = 0; i < direction.size(); ++i) along += g[i] * direction[i], size += std::fabs(direction[i]);
       const double h = 1e-5;
       const auto at = [&](double step) {
-        Weights moved = w;
+        NamedValues moved = w;
         for (std::size_t i = 0; i < direction.size(); ++i) moved[p.name][i] += step * direction[i];
         return reference.loss(moved, rows);
       };
@@ -158,7 +77,7 @@ void check_gradients(const ModelConfig& c, Device device) {
 }
 
 void check_gradients(const ModelConfig& c) {
-  for (const Device device : test::devices()) check_gradients(c, device);
+  for (Context& ctx : test::contexts()) check_gradients(c, ctx);
 }
 
 using Change = std::function<void(ModelConfig&)>;
@@ -235,24 +154,14 @@ TEST(Model, GradientsForEveryOption) {
 
 void check_recompute(const std::string& method, Device device, DType type) {
   SCOPED_TRACE(fmt::format("{} {} {}", method, name_of(device), name_of(type)));
-  Model m = make_model(small_config(method, 2), device, type);
+  Context &ctx = test::context_on(device), &three = test::context_on(device, 3);
+  const auto m = make_model(ctx, small_config(method, 2), type), on_three = make_model(three, m->config(), type);
   const auto rows = draw_rows(23, 3);
-  m.prepare(3, kSeq, true);
-  const Result plain = run(m, rows);
-  const auto expect_same = [&](const std::string& what) {
-    const Result again = run(m, rows);
-    EXPECT_EQ(plain.loss, again.loss) << what;
-    EXPECT_EQ(0, std::memcmp(plain.gradients.data(), again.gradients.data(), plain.gradients.size() * 4)) << what;
-  };
-  expect_same("again");
-  for (const Recompute r : {Recompute::norm, Recompute::swiglu, Recompute::block}) {
-    m.prepare(3, kSeq, true, r);
-    expect_same(fmt::format("recompute {}", static_cast<int>(r)));
-  }
-  set_num_threads(3);
-  m.prepare(3, kSeq, true);
-  expect_same("threads");
-  set_num_threads(0);
+  const Result plain = gradients_of(ctx, *m, rows);
+  EXPECT_TRUE(same_bits(gradients_of(ctx, *m, rows), plain)) << "again";
+  for (const Recompute r : {Recompute::norm, Recompute::swiglu, Recompute::block})
+    EXPECT_TRUE(same_bits(gradients_of(ctx, *m, rows, {.recompute = r}), plain)) << "recompute " << static_cast<int>(r);
+  EXPECT_TRUE(same_bits(gradients_of(three, *on_three, rows), plain)) << "threads";
 }
 
 TEST(Model, RecomputeAndThreadsChangeNoBit) {
@@ -261,105 +170,60 @@ TEST(Model, RecomputeAndThreadsChangeNoBit) {
       for (const DType type : {DType::f32, DType::bf16}) check_recompute(method, device, type);
 }
 
-TEST(Model, GradientsAreAddedToOrOverwritten) {
-  for (const Device device : test::devices())
-    for (const Method& method : methods())
-      for (const std::int64_t layers : {1, 2}) {  // head and embedding apart, and one
-        Model m = make_model(small_config(std::string(method.name), layers), device);
-        const auto rows = draw_rows(m.config().vocab, 2);
-        const Result added = run(m, rows), written = run(m, rows, true);
-        for (const Parameter& p : m.parameters().list())
-          for (std::int64_t i = p.offset; i < p.offset + p.size; ++i) {
-            const auto at = static_cast<std::size_t>(i);
-            ASSERT_NEAR(added.gradients[at], written.gradients[at], 1e-6) << method.name << " " << p.name;
-          }
-      }
-}
-
 TEST(Model, EveryRecomputeNeedsLessMemory) {
-  Model m = make_model(small_config("bhyt", 2));
+  Context& ctx = test::context_on(Device::cpu());
+  const auto m = make_model(ctx, small_config("bhyt", 2));
   std::size_t before = SIZE_MAX;
   for (const Recompute r : {Recompute::none, Recompute::norm, Recompute::swiglu, Recompute::block}) {
-    const std::size_t planned = m.planned_bytes(64, kSeq, r);
-    m.prepare(64, kSeq, true, r);
-    EXPECT_LT(m.memory().activations, before);
-    EXPECT_EQ(m.memory().activations + m.memory().workspace, planned);
-    before = m.memory().activations;
+    const TrainPass::Shape shape{.batch = 64, .seq = kSeq, .recompute = r};
+    const MemoryUse use = TrainPass(ctx, *m, shape).memory();
+    EXPECT_LT(use.activations, before);
+    EXPECT_EQ(use.activations + use.workspace, TrainPass::planned_bytes(*m, shape));
+    before = use.activations;
   }
 }
 
 TEST(Model, Bf16StaysNearFp32) {
+  Context& cpu = test::context_on(Device::cpu());
   for (const Method& method : methods()) {
     const ModelConfig c = small_config(std::string(method.name), 2);
-    Model full = make_model(c);
+    const auto full = make_model(cpu, c);
     const auto rows = draw_rows(c.vocab, 2);
-    for (const Device device : test::devices()) {
-      Model half = make_model(c, device, DType::bf16);
-      EXPECT_NEAR(run(full, rows).loss, run(half, rows).loss, 0.05) << method.name << " " << name_of(device);
+    for (Context& ctx : test::contexts()) {
+      const auto half = make_model(ctx, c, DType::bf16);
+      EXPECT_NEAR(gradients_of(cpu, *full, rows).loss, gradients_of(ctx, *half, rows).loss, 0.05)
+          << method.name << " " << name_of(ctx.device());
     }
   }
-}
-
-void check_decoding(const std::string& method, Device device) {
-  SCOPED_TRACE(fmt::format("{} {}", method, name_of(device)));
-  Model m = make_model(small_config(method, 2), device);
-  const auto rows = draw_rows(23, 1);
-  const Tokens t(rows, m.device());
-  m.forward(t.batch);
-  const OwnedTensor all(m.device(), DType::f32, {kSeq, 23}), host(Device::cpu(), DType::f32, {kSeq, 23});
-  m.logits(0, kSeq, all);
-  copy(all, host);
-  std::vector<std::int32_t> ids(rows[0].begin(), rows[0].end());
-  for (const std::int64_t prompt : {1, 4}) {
-    const auto cache = m.make_cache(kSeq);
-    std::vector<float> logits;
-    for (std::int64_t at = 0; at < kSeq;) {
-      const std::int64_t n = at == 0 ? prompt : 1;
-      m.decode(*cache, ids.data() + at, n, logits);
-      at += n;
-      for (std::int64_t v = 0; v < 23; ++v)
-        EXPECT_NEAR(logits[static_cast<std::size_t>(v)], host.t.as<float>()[(at - 1) * 23 + v], 2e-5) << "position " << at - 1;
-    }
-    EXPECT_THROW(m.decode(*cache, ids.data(), 1, logits), Error);
-  }
-}
-
-TEST(Model, DecodingEqualsTheForward) {
-  for (const Device device : test::devices())
-    for (const Method& method : methods()) check_decoding(std::string(method.name), device);
 }
 
 TEST(Model, ScoreEqualsTheTrainingLoss) {
-  for (const Device device : test::devices()) {
-    Model m = make_model(small_config("bhyt", 2), device);
+  for (Context& ctx : test::contexts()) {
+    const auto m = make_model(ctx, small_config("bhyt", 2));
     const auto rows = draw_rows(23, 3);
-    const Tokens t(rows, m.device());
-    const OwnedTensor loss(m.device(), DType::f32, {1}), host(Device::cpu(), DType::f32, {1});
-    zero(loss);
-    m.score(t.batch, {.loss = loss});
-    copy(loss, host);
-    EXPECT_NEAR(*host.t.as<float>() / (3.0 * kSeq), run(m, rows).loss, 1e-6) << name_of(device);
+    const Tokens t(ctx, rows);
+    const OwnedTensor loss(ctx, DType::f32, {1});
+    zero(ctx, loss);
+    ScorePass(ctx, *m, 3, kSeq).score(t.batch, {.loss = loss, .losses = {}, .greedy = {}});
+    EXPECT_NEAR(on_host(ctx, loss)[0] / (3.0 * kSeq), gradients_of(ctx, *m, rows).loss, 1e-6) << name_of(ctx.device());
   }
 }
 
-TEST(Model, ASmallerBatchFitsWhatWasPrepared) {
-  for (const Device device : test::devices()) {
-    Model m = make_model(small_config("bhyt", 2), device);
-    m.prepare(5, kSeq, true);
+// Smaller and larger than what a pass was made for.
+TEST(Model, BatchesOfOtherSizesGiveTheirOwnBits) {
+  for (Context& ctx : test::contexts()) {
+    const auto m = make_model(ctx, small_config("bhyt", 2));
     const auto rows = draw_rows(23, 2);
-    const Result inside = run(m, rows);
-    Model other = make_model(small_config("bhyt", 2), device);
-    EXPECT_EQ(inside.loss, run(other, rows).loss) << name_of(device);
+    const Result fitting = gradients_of(ctx, *m, rows);
+    EXPECT_TRUE(same_bits(gradients_of(ctx, *m, rows, {.batch = 5}), fitting)) << name_of(ctx.device());
+    const Tokens t(ctx, rows);
+    const Gradients g(ctx, m->parameters());
+    const OwnedTensor loss(ctx, DType::f32, {1});
+    zero(ctx, loss);
+    TrainPass small(ctx, *m, {.batch = 1, .seq = 2});
+    small.run(t.batch, {.gradients = g, .loss = loss, .scale = 1.0f / (2 * kSeq), .tokens_in_step = 2.0 * kSeq});
+    EXPECT_TRUE(same_bits(on_host(ctx, g.arena), fitting.gradients)) << name_of(ctx.device());
   }
-}
-
-TEST(Model, ObserverSeesEveryBlock) {
-  Model m = make_model(small_config("bhyt", 2));
-  std::vector<std::string> seen;
-  m.set_observer(
-      [&](std::string_view what, std::int64_t layer, const Tensor& x) { seen.push_back(fmt::format("{} {} {}", what, layer, x.rows())); });
-  m.forward(Tokens(draw_rows(23, 1), m.device()).batch);
-  EXPECT_EQ(seen, (std::vector<std::string>{"embedding 0 9", "block 1 9", "block 2 9"}));
 }
 
 TEST(Parameters, PresetsCountToTheDigit) {
@@ -376,11 +240,9 @@ TEST(Parameters, PresetsCountToTheDigit) {
 
 TEST(Parameters, InitialValuesDependOnSeedAndNameOnly) {
   const ModelConfig c = small_config("bhyt", 2);
-  Parameters a(c, Device::cpu(), DType::f32), b(c, Device::cpu(), DType::bf16);
+  const Parameters a(test::context_on(Device::cpu(), 1), c, DType::f32), b(test::context_on(Device::cpu(), 3), c, DType::bf16);
   a.initialize(4);
-  set_num_threads(3);
   b.initialize(4);
-  set_num_threads(0);
   double sum = 0, square = 0, n = 0;
   for (std::size_t i = 0; i < a.list().size(); ++i) {
     const auto full = a.read_value(a.list()[i]), half = b.read_value(b.list()[i]);
@@ -394,7 +256,7 @@ TEST(Parameters, InitialValuesDependOnSeedAndNameOnly) {
 
 TEST(Parameters, DecayAndFrozenGroups) {
   const auto group = [](const std::string& method, const std::string& name) {
-    return Parameters(small_config(method, 1), Device::cpu(), DType::f32).at(name);
+    return Parameters(test::context_on(Device::cpu()), small_config(method, 1), DType::f32).at(name);
   };
   EXPECT_TRUE(group("bhyt", "model.embed_tokens.weight").decays);
   EXPECT_TRUE(group("bhyt", "model.layers.0.mlp.down_proj.weight").decays);

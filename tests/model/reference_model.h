@@ -12,18 +12,26 @@
 
 namespace bhyt::testing {
 
-using Weights = std::map<std::string, std::vector<double>>;  // by Hugging Face name
+using NamedValues = std::map<std::string, std::vector<double>>;  // by Hugging Face name
 
 class ReferenceModel {
  public:
+  using Row = std::vector<double>;
+  using Rows = std::vector<Row>;
+  // What a forward came by, token after token, by layer from 0.
+  struct Trace {
+    std::map<std::int64_t, Rows> z1, after_attention, block_output;
+  };
+
   ReferenceModel(const ModelConfig& c, std::vector<double> c_attn) : c_(c), c_attn_(std::move(c_attn)) {}
 
   // What is held constant while weights are varied: λ and γ inside C, and rms(x')² in the auxiliary loss.
-  void freeze(const Weights& w) { frozen_ = w; }
+  void freeze(const NamedValues& w) { frozen_ = w; }
   void freeze_exact(bool on) { use_exact_ = on; }
+  void record(Trace* trace) { trace_ = trace; }
 
   // Mean next-token loss, plus the auxiliary loss. tokens: T+1 per row.
-  double loss(const Weights& w, const std::vector<std::vector<int>>& rows) {
+  double loss(const NamedValues& w, const std::vector<std::vector<int>>& rows) {
     double nll = 0, aux = 0, scored = 0;
     std::size_t seen = 0;
     for (const auto& row : rows) {
@@ -45,9 +53,6 @@ class ReferenceModel {
   }
 
  private:
-  using Row = std::vector<double>;
-  using Rows = std::vector<Row>;
-
   // One norm as the formulas say it: z = outside · (γ ⊙ f(inside·scalar·x/s + c) + β).
   struct Site {
     SiteStat stat;
@@ -89,7 +94,7 @@ class ReferenceModel {
     return plain_site();
   }
 
-  static double get(const Weights& w, const std::string& name, double otherwise) {
+  static double get(const NamedValues& w, const std::string& name, double otherwise) {
     const auto it = w.find(name);
     return it == w.end() ? otherwise : it->second[0];
   }
@@ -107,7 +112,7 @@ class ReferenceModel {
 
   static double map_value(Map map, double u) { return map == Map::tanh ? std::tanh(u) : map == Map::erf ? std::erf(u) : u; }
 
-  Row apply(const Site& p, const Weights& w, const std::string& name, const Row& x, double given) const {
+  Row apply(const Site& p, const NamedValues& w, const std::string& name, const Row& x, double given) const {
     const double n = static_cast<double>(x.size()), ms = mean_square(x);
     double mean = 0, var = 0, dot = 0;
     for (double v : x) mean += v / n;
@@ -134,7 +139,7 @@ class ReferenceModel {
     return z;
   }
 
-  Rows embed(const Weights& w, const std::vector<int>& row, std::size_t t) const {
+  Rows embed(const NamedValues& w, const std::vector<int>& row, std::size_t t) const {
     double scale = 1;
     if (c_.embedding_scale == EmbeddingScaleKind::sqrt_d) scale = std::sqrt(static_cast<double>(c_.d));
     if (c_.embedding_scale == EmbeddingScaleKind::learned) scale = w.at("model.shared_scale")[0];
@@ -144,7 +149,7 @@ class ReferenceModel {
         x[i][j] = scale * w.at("model.embed_tokens.weight")[static_cast<std::size_t>(row[i]) * x[i].size() + j];
     return x;
   }
-  Row head(const Weights& w, const Row& z) const { return product(w.at(c_.tied ? "model.embed_tokens.weight" : "lm_head.weight"), z); }
+  Row head(const NamedValues& w, const Row& z) const { return product(w.at(c_.tied ? "model.embed_tokens.weight" : "lm_head.weight"), z); }
 
   // One head-sized stretch of v, turned by position t.
   void turn(Row& v, std::size_t at, std::size_t t) const {
@@ -157,7 +162,7 @@ class ReferenceModel {
     }
   }
 
-  Rows attend(const Weights& w, const std::string& n, const Rows& z) const {
+  Rows attend(const NamedValues& w, const std::string& n, const Rows& z) const {
     const auto d = static_cast<std::size_t>(c_.head_dim);
     const auto heads = static_cast<std::size_t>(c_.heads), group = heads / static_cast<std::size_t>(c_.kv_heads);
     Rows q, k, v, out;
@@ -187,18 +192,20 @@ class ReferenceModel {
   }
 
   // Updates x; returns the sum of the auxiliary terms of this block.
-  double block(const Weights& w, Rows& x, std::int64_t l, std::size_t& seen) {
+  double block(const NamedValues& w, Rows& x, std::int64_t l, std::size_t& seen) {
     const Site site1 = site(l + 1, 0), site2 = site(l + 1, 1);
     const bool output_norms = method_at(l + 1).place == Place::pre_and_post;
     const std::string n = "model.layers." + std::to_string(l) + ".";
     Rows z;
     for (const Row& r : x) z.push_back(apply(site1, w, n + "input_layernorm", r, 0));
+    note(&Trace::z1, l, z);
     const Rows h = attend(w, n, z);
     double aux = 0;
     for (std::size_t t = 0; t < x.size(); ++t) {
       const double given = second_statistic(w, n, site1, site2.stat, l, mean_square(x[t]), seen);
       const Row branch = output_norms ? apply(plain_site(), w, n + "attn_out_norm", h[t], 0) : h[t];
       for (std::size_t j = 0; j < x[t].size(); ++j) x[t][j] += branch[j];
+      note(&Trace::after_attention, l, {x[t]});
       if (site2.stat == SiteStat::approximate && c_.norm.aux_loss > 0) aux += gap(given, mean_square(x[t]), seen);
       const Row z2 = apply(site2, w, n + "post_attention_layernorm", x[t], given);
       const Row gate = product(w.at(n + "mlp.gate_proj.weight"), z2), up = product(w.at(n + "mlp.up_proj.weight"), z2);
@@ -209,11 +216,17 @@ class ReferenceModel {
       for (std::size_t j = 0; j < x[t].size(); ++j) x[t][j] += down[j];
       ++seen;
     }
+    note(&Trace::block_output, l, x);
     return aux;
+  }
+  void note(std::map<std::int64_t, Rows> Trace::*where, std::int64_t l, const Rows& rows) const {
+    if (!trace_) return;
+    Rows& all = (trace_->*where)[l];
+    all.insert(all.end(), rows.begin(), rows.end());
   }
 
   // s̃² of layer l (from 0) where the second site is given its statistic, from the block input's mean square.
-  double second_statistic(const Weights& w, const std::string& n, const Site& site1, SiteStat stat, std::int64_t l, double ms,
+  double second_statistic(const NamedValues& w, const std::string& n, const Site& site1, SiteStat stat, std::int64_t l, double ms,
                           std::size_t seen) {
     if (stat != SiteStat::approximate && stat != SiteStat::block_input) return 0;
     if (c_.norm.stop_gradient) ms = held(ms, seen, ms_);
@@ -244,8 +257,9 @@ class ReferenceModel {
 
   ModelConfig c_;
   std::vector<double> c_attn_;
-  Weights frozen_;
+  NamedValues frozen_;
   bool use_exact_ = false;
+  Trace* trace_ = nullptr;
   std::vector<double> ms_, exact_;
 };
 

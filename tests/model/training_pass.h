@@ -3,11 +3,13 @@
 
 #include <cmath>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "core/rng.h"
-#include "model/model.h"
+#include "model/train_pass.h"
+#include "tests/devices.h"
 
 namespace bhyt::testing {
 
@@ -17,37 +19,37 @@ struct HostRows {
   std::vector<std::int32_t> tokens, targets, positions, first;
 };
 
-struct Gradients {
+struct NamedGradients {
   double loss = 0;                                    // sum over the scored tokens
   std::map<std::string, std::vector<float>> by_name;  // parameters that are not frozen
 };
 
-// The one place where these tests touch the model's passes.
-inline Gradients training_pass(Model& model, const HostRows& rows, float scale) {
-  const Device device = model.device();
+inline NamedGradients training_pass(const Model& model, const HostRows& rows, float scale) {
+  Context& ctx = model.context();
   const auto upload = [&](const std::vector<std::int32_t>& values) {
     if (values.empty()) return OwnedTensor();
-    OwnedTensor t(device, DType::i32, {rows.batch, rows.seq});
-    device_copy(device, t.t.data, Device::cpu(), values.data(), t.t.bytes());
+    OwnedTensor t(ctx, DType::i32, {rows.batch, rows.seq});
+    from_host(ctx, values.data(), t);
     return t;
   };
   const OwnedTensor tokens = upload(rows.tokens), targets = upload(rows.targets), positions = upload(rows.positions),
                     first = upload(rows.first);
-  const OwnedTensor arena(device, DType::f32, {model.parameters().arena_size()}), loss(device, DType::f32, {1});
-  zero(arena);
-  zero(loss);
+  const OwnedTensor loss(ctx, DType::f32, {1});
+  const Gradients gradients(ctx, model.parameters());
+  zero(ctx, loss);
   const Batch batch{
       .batch = rows.batch, .seq = rows.seq, .tokens = tokens, .targets = targets, .weights = {}, .positions = positions, .first = first};
-  model.forward_backward(batch,
-                         {.gradients = arena, .loss = loss, .scale = scale, .tokens_in_step = static_cast<double>(rows.tokens.size())});
-  Gradients out;
+  TrainPass(ctx, model, {.batch = rows.batch, .seq = rows.seq})
+      .run(batch, {.gradients = gradients, .loss = loss, .scale = scale, .tokens_in_step = static_cast<double>(rows.tokens.size())});
+  NamedGradients out;
   float sum = 0;
-  std::vector<float> all(static_cast<std::size_t>(arena.t.size()));
-  device_copy(Device::cpu(), &sum, device, loss.t.data, sizeof sum);
-  device_copy(Device::cpu(), all.data(), device, arena.t.data, arena.t.bytes());
+  to_host(ctx, loss, &sum);
   out.loss = sum;
-  for (const Parameter& p : model.parameters().list())
-    if (!p.frozen) out.by_name[p.name].assign(all.begin() + p.offset, all.begin() + p.offset + p.size);
+  for (const Parameter& p : model.parameters().list()) {
+    if (p.frozen) continue;
+    out.by_name[p.name].resize(static_cast<std::size_t>(p.size));
+    to_host(ctx, model.parameters().in_arena(gradients.arena, p), out.by_name[p.name].data());
+  }
   return out;
 }
 
@@ -55,7 +57,7 @@ inline Gradients training_pass(Model& model, const HostRows& rows, float scale) 
 // Everything that starts at a constant is moved off it, so that no gradient is tested at a special point.
 using Values = std::map<std::string, std::vector<float>>;
 inline Values draw_values(const ModelConfig& config) {
-  Model m(config, Device::cpu(), DType::f32);
+  const Model m(test::context_on(Device::cpu()), config, DType::f32);
   m.parameters().initialize(1);
   Rng rng(9);
   Values out;
@@ -70,11 +72,10 @@ inline Values draw_values(const ModelConfig& config) {
   return out;
 }
 
-inline Model make_model(const ModelConfig& config, const Values& values, Device device, DType type) {
-  Model m(config, device, type);
-  m.parameters().initialize(1);
-  for (const Parameter& p : m.parameters().list()) m.parameters().write_value(p, values.at(p.name).data());
-  m.refresh_constants();
+inline std::unique_ptr<Model> make_model(Context& ctx, const ModelConfig& config, const Values& values, DType type) {
+  auto m = std::make_unique<Model>(ctx, config, type);
+  for (const Parameter& p : m->parameters().list()) m->parameters().write_value(p, values.at(p.name).data());
+  m->refresh_constants();
   return m;
 }
 

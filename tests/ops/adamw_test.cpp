@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "core/error.h"
+#include "tests/devices.h"
 #include "tests/ops/case.h"
 
 namespace bhyt::testing {
@@ -57,26 +58,26 @@ void naive(Arrays& a, const Layout& layout, double clip) {
 }
 
 // Between fp32 masters and what holds them: the values of an fp32 run, values and rests of a bf16 one.
-void set_masters(const Tensor& from, const Tensor& value, const Tensor& rests) {
-  if (value.dtype == DType::f32) return copy(from, value);
+void set_masters(Context& ctx, const Tensor& from, const Tensor& value, const Tensor& rests) {
+  if (value.dtype == DType::f32) return copy(ctx, from, value);
   std::vector<bf16> values;
   std::vector<std::uint16_t> low;
-  for (const double w : to_doubles(from)) {
+  for (const double w : to_doubles(ctx, from)) {
     const SplitFloat s = split(static_cast<float>(w));
-    values.push_back(s.value), low.push_back(s.rest);
+    values.push_back(s.value), low.push_back(s.low);
   }
-  device_copy(value.device, value.data, Device::cpu(), values.data(), value.bytes());
-  device_copy(rests.device, rests.data, Device::cpu(), low.data(), rests.bytes());
+  ctx.copy(value.device, value.data, Device::cpu(), values.data(), value.bytes());
+  ctx.copy(rests.device, rests.data, Device::cpu(), low.data(), rests.bytes());
 }
-void get_masters(const Tensor& value, const Tensor& rests, const Tensor& to) {
-  if (value.dtype == DType::f32) return copy(value, to);
+void get_masters(Context& ctx, const Tensor& value, const Tensor& rests, const Tensor& to) {
+  if (value.dtype == DType::f32) return copy(ctx, value, to);
   std::vector<bf16> values(static_cast<std::size_t>(value.size()));
   std::vector<std::uint16_t> low(values.size());
   std::vector<float> w;
-  device_copy(Device::cpu(), values.data(), value.device, value.data, value.bytes());
-  device_copy(Device::cpu(), low.data(), rests.device, rests.data, rests.bytes());
+  ctx.copy(Device::cpu(), values.data(), value.device, value.data, value.bytes());
+  ctx.copy(Device::cpu(), low.data(), rests.device, rests.data, rests.bytes());
   for (std::size_t i = 0; i < values.size(); ++i) w.push_back(join(values[i], low[i]));
-  device_copy(to.device, to.data, Device::cpu(), w.data(), to.bytes());
+  ctx.copy(to.device, to.data, Device::cpu(), w.data(), to.bytes());
 }
 
 // The arenas are inputs; their updated copies are outputs. A benchmark updates in place, without the copies.
@@ -95,15 +96,16 @@ Case adamw_case(std::vector<std::int64_t> sizes, double clip, bool in_place = fa
                       {"norm", {1}, Output::Type::fp32, false}},
           .reference = [=](Arrays& a, Round) { naive(a, layout, clip); },
           .forward =
-              [=](Context& k) {
+              [=](CaseTensors& k) {
                 const Tensor& rests = k.scratch("rests", DType::u16, shape);
-                if (!in_place) copy(k["m"], k["m'"]), copy(k["v"], k["v'"]), set_masters(k["w"], k["value"], rests);
+                if (!in_place)
+                  copy(k.ctx(), k["m"], k["m'"]), copy(k.ctx(), k["v"], k["v'"]), set_masters(k.ctx(), k["w"], k["value"], rests);
                 const auto spans = layout.spans(k["value"]);
                 const std::string end = in_place ? "" : "'";
-                gradient_norm(k["g"], spans, k["norm"]);
-                adamw(rests, k["g"], k["m" + end], k["v" + end], spans,
+                gradient_norm(k.ctx(), k["g"], spans, k["norm"]);
+                adamw(k.ctx(), rests, k["g"], k["m" + end], k["v" + end], spans,
                       {.lr = kLr, .eps = kEps, .weight_decay = kDecay, .step = kStep, .grad_norm = k["norm"], .clip = clip});
-                if (!in_place) get_masters(k["value"], rests, k["w'"]);
+                if (!in_place) get_masters(k.ctx(), k["value"], rests, k["w'"]);
               },
           .bytes = 32.0 * static_cast<double>(layout.total)};
 }
@@ -115,35 +117,35 @@ std::vector<Case> benchmarks() { return {adamw_case({16 << 20}, 1.0, true)}; }
 
 OP_CASES(AdamW, tests, benchmarks)
 
-void check_bad_numbers(Device device) {
+void check_bad_numbers(Context& ctx) {
   for (const double bad : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
-    const OwnedTensor w = make_tensor(device, DType::f32, {3}, {1.001, 2, 3}), g = make_tensor(device, DType::f32, {3}, {1, bad, 1});
-    const OwnedTensor m = make_tensor(device, DType::f32, {3}, {4, 5, 6}), v = make_tensor(device, DType::f32, {3}, {7, 8, 9});
-    const OwnedTensor value = make_tensor(device, DType::bf16, {3}), norm = make_tensor(device, DType::f32, {1});
-    const OwnedTensor rests(device, DType::u16, {3});
-    set_masters(w, value, rests);
+    const OwnedTensor w = make_tensor(ctx, DType::f32, {3}, {1.001, 2, 3}), g = make_tensor(ctx, DType::f32, {3}, {1, bad, 1});
+    const OwnedTensor m = make_tensor(ctx, DType::f32, {3}, {4, 5, 6}), v = make_tensor(ctx, DType::f32, {3}, {7, 8, 9});
+    const OwnedTensor value = make_tensor(ctx, DType::bf16, {3}), norm = make_tensor(ctx, DType::f32, {1});
+    const OwnedTensor rests(ctx, DType::u16, {3});
+    set_masters(ctx, w, value, rests);
     const std::vector<ArenaSpan> spans{{0, 3, value, true, false}};
-    gradient_norm(g, spans, norm);
-    EXPECT_FALSE(std::isfinite(to_doubles(norm)[0]));
-    for (const double clip : {0.0, 1.0}) adamw(rests, g, m, v, spans, {.lr = 1, .weight_decay = 1, .grad_norm = norm, .clip = clip});
-    const OwnedTensor good = make_tensor(device, DType::f32, {1}, {1}), loss = make_tensor(device, DType::f32, {1}, {bad});
-    adamw(rests, m, m, v, spans, {.lr = 1, .weight_decay = 1, .grad_norm = good, .loss = loss});
-    const OwnedTensor after = make_tensor(device, DType::f32, {3});
-    get_masters(value, rests, after);
-    EXPECT_EQ(to_doubles(after), to_doubles(w));
-    EXPECT_EQ(to_doubles(m), (std::vector<double>{4, 5, 6}));
-    EXPECT_EQ(to_doubles(v), (std::vector<double>{7, 8, 9}));
+    gradient_norm(ctx, g, spans, norm);
+    EXPECT_FALSE(std::isfinite(to_doubles(ctx, norm)[0]));
+    for (const double clip : {0.0, 1.0}) adamw(ctx, rests, g, m, v, spans, {.lr = 1, .weight_decay = 1, .grad_norm = norm, .clip = clip});
+    const OwnedTensor good = make_tensor(ctx, DType::f32, {1}, {1}), loss = make_tensor(ctx, DType::f32, {1}, {bad});
+    adamw(ctx, rests, m, m, v, spans, {.lr = 1, .weight_decay = 1, .grad_norm = good, .loss = loss});
+    const OwnedTensor after = make_tensor(ctx, DType::f32, {3});
+    get_masters(ctx, value, rests, after);
+    EXPECT_EQ(to_doubles(ctx, after), to_doubles(ctx, w));
+    EXPECT_EQ(to_doubles(ctx, m), (std::vector<double>{4, 5, 6}));
+    EXPECT_EQ(to_doubles(ctx, v), (std::vector<double>{7, 8, 9}));
   }
 }
 
 TEST(AdamW, AnInfiniteOrMissingNumberInTheNormOrTheLossChangesNothing) {
-  for (const Device device : devices()) check_bad_numbers(device);
+  for (Context& ctx : test::contexts()) check_bad_numbers(ctx);
 }
 
 TEST(AdamW, LargeGradientsHaveAFiniteNorm) {
-  const OwnedTensor g = make_tensor(Device::cpu(), DType::f32, {2}, {3e25, 4e25}), norm = make_tensor(Device::cpu(), DType::f32, {1});
-  gradient_norm(g, {{0, 2, g, false, false}}, norm);
-  EXPECT_NEAR(to_doubles(norm)[0] / 5e25, 1, 1e-6);
+  const OwnedTensor g = make_tensor(on_cpu(), DType::f32, {2}, {3e25, 4e25}), norm = make_tensor(on_cpu(), DType::f32, {1});
+  gradient_norm(on_cpu(), g, {{0, 2, g, false, false}}, norm);
+  EXPECT_NEAR(to_doubles(on_cpu(), norm)[0] / 5e25, 1, 1e-6);
 }
 
 TEST(AdamW, HalvesGiveEveryBitBack) {
@@ -154,7 +156,7 @@ TEST(AdamW, HalvesGiveEveryBitBack) {
     float w;
     std::memcpy(&w, &bits, 4);
     const SplitFloat s = split(w);
-    const float again = join(s.value, s.rest);
+    const float again = join(s.value, s.low);
     if (std::isnan(w)) {
       ASSERT_TRUE(std::isnan(again) && std::isnan(to_float(s.value))) << bits;
       continue;
@@ -166,21 +168,19 @@ TEST(AdamW, HalvesGiveEveryBitBack) {
 }
 
 TEST(AdamW, TheMasterItselfCanBeTheValue) {
-  const Device cpu = Device::cpu();
-  const OwnedTensor w = make_tensor(cpu, DType::f32, {2}, {1, 1}), g = make_tensor(cpu, DType::f32, {2}, {1, -1});
-  const OwnedTensor m = make_tensor(cpu, DType::f32, {2}, {0, 0}), v = make_tensor(cpu, DType::f32, {2}, {0, 0});
-  adamw({}, g, m, v, {{0, 2, w, false, false}}, {.lr = 0.5});
-  EXPECT_NEAR(to_doubles(w)[0], 0.5, 1e-6);
-  EXPECT_NEAR(to_doubles(w)[1], 1.5, 1e-6);
+  const OwnedTensor w = make_tensor(on_cpu(), DType::f32, {2}, {1, 1}), g = make_tensor(on_cpu(), DType::f32, {2}, {1, -1});
+  const OwnedTensor m = make_tensor(on_cpu(), DType::f32, {2}, {0, 0}), v = make_tensor(on_cpu(), DType::f32, {2}, {0, 0});
+  adamw(on_cpu(), {}, g, m, v, {{0, 2, w, false, false}}, {.lr = 0.5});
+  EXPECT_NEAR(to_doubles(on_cpu(), w)[0], 0.5, 1e-6);
+  EXPECT_NEAR(to_doubles(on_cpu(), w)[1], 1.5, 1e-6);
 }
 
 TEST(AdamW, RefusesSpansOutsideTheArena) {
-  const Device cpu = Device::cpu();
-  const OwnedTensor w = make_tensor(cpu, DType::f32, {2}, {1, 1}), value = make_tensor(cpu, DType::f32, {3});
-  EXPECT_THROW(adamw({}, w, w, w, {{0, 3, value, false, false}}, {}), Error);
-  EXPECT_THROW(adamw({}, w, w, w, {{0, 2, value, false, false}}, {}), Error);
-  EXPECT_THROW(adamw({}, w, w, w, {}, {.clip = 1}), Error);
-  EXPECT_THROW(adamw({}, w, w, w, {{0, 2, make_tensor(cpu, DType::bf16, {2}), false, false}}, {}), Error);  // no rests
+  const OwnedTensor w = make_tensor(on_cpu(), DType::f32, {2}, {1, 1}), value = make_tensor(on_cpu(), DType::f32, {3});
+  EXPECT_THROW(adamw(on_cpu(), {}, w, w, w, {{0, 3, value, false, false}}, {}), Error);
+  EXPECT_THROW(adamw(on_cpu(), {}, w, w, w, {{0, 2, value, false, false}}, {}), Error);
+  EXPECT_THROW(adamw(on_cpu(), {}, w, w, w, {}, {.clip = 1}), Error);
+  EXPECT_THROW(adamw(on_cpu(), {}, w, w, w, {{0, 2, make_tensor(on_cpu(), DType::bf16, {2}), false, false}}, {}), Error);  // no rests
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "ops/attention/tile_bf16.h"
+#include "tests/devices.h"
 #include "tests/ops/case.h"
 
 namespace bhyt::testing {
@@ -60,10 +61,10 @@ Case attention_case(const AttentionShape& s, Mask mask = Mask::causal, double sc
                  {"first", {s.batch, s.seq}, Role::integer, Fill::integers, 1, 0, first}},
       .outputs = {{"out", {n, s.heads * s.head_dim}}, {"lse", {s.batch, s.heads, s.seq}, Output::Type::fp32, false}},
       .reference = [=](Arrays& a, Round) { reference_attention(s, a["qkv"], documents ? a["first"].data() : nullptr, a["out"], a["lse"]); },
-      .forward = [=](Context& c) { attention(c["qkv"], c["out"], c["lse"], documents ? c["first"] : Tensor{}, s); },
+      .forward = [=](CaseTensors& c) { attention(c.ctx(), c["qkv"], c["out"], c["lse"], documents ? c["first"] : Tensor{}, s); },
       .backward =
-          [=](Context& c) {
-            attention_backward(c["qkv"], c["out"], c["lse"], documents ? c["first"] : Tensor{}, c.grad("out"), c.grad("qkv"), s);
+          [=](CaseTensors& c) {
+            attention_backward(c.ctx(), c["qkv"], c["out"], c["lse"], documents ? c["first"] : Tensor{}, c.grad("out"), c.grad("qkv"), s);
           },
       .flops = 2.0 * static_cast<double>(n * (s.seq + 1) * s.heads * s.head_dim),
       .backward_flops = 5.0 * static_cast<double>(n * (s.seq + 1) * s.heads * s.head_dim)};
@@ -125,9 +126,9 @@ std::vector<Case> tests_by_tiles() {
                              steep_case(16)};
   for (Case& c : cases)
     for (auto* f : {&c.forward, &c.backward})
-      *f = [f = *f](Context& context) {
+      *f = [f = *f](CaseTensors& tensors) {
         const cpu::BfTilesAnywhere on;
-        f(context);
+        f(tensors);
       };
   return cases;
 }
@@ -146,35 +147,35 @@ TEST(Attention, ExponentialOfScores) {
     EXPECT_TRUE(std::isnan(cpu::exp_score(std::copysign(std::numeric_limits<float>::quiet_NaN(), sign))));
 }
 
-OwnedTensor random_tensor(Device device, DType type, const Shape& shape, std::uint64_t seed) {
+OwnedTensor random_tensor(Context& ctx, DType type, const Shape& shape, std::uint64_t seed) {
   std::int64_t n = 1;
   for (const auto d : shape) n *= d;
   Rng rng(seed);
   std::vector<double> v(index(n));
   for (double& x : v) x = rng.normal();
-  return make_tensor(device, type, shape, v);
+  return make_tensor(ctx, type, shape, v);
 }
-OwnedTensor random_tensor(DType type, const Shape& shape, std::uint64_t seed) { return random_tensor(Device::cpu(), type, shape, seed); }
 
 // Decoding token by token, or in chunks, gives the rows of the prefill.
-void expect_cached_equals_whole(Device device, std::int64_t head_dim) {
+void expect_cached_equals_whole(Context& ctx, std::int64_t head_dim) {
   // Tiles round the probabilities, single tokens do not.
-  const double bf16_error = device.is_cuda() || cpu::use_bf16_tiles() ? 0x1p-7 : 0x1p-8, fp32_error = device.is_cuda() ? 1e-5 : 2e-6;
+  const bool gpu = ctx.device().is_cuda();
+  const double bf16_error = gpu || cpu::use_bf16_tiles() ? 0x1p-7 : 0x1p-8, fp32_error = gpu ? 1e-5 : 2e-6;
   const AttentionShape s{.batch = 1, .seq = 150, .heads = 6, .kv_heads = 2, .head_dim = head_dim};
   const std::int64_t q = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
   for (const DType type : {DType::f32, DType::bf16}) {
-    SCOPED_TRACE(fmt::format("{}, {}, heads of {}", name_of(device), name_of(type), head_dim));
-    const OwnedTensor qkv = random_tensor(device, type, {s.seq, q + 2 * kv}, 5), whole = random_tensor(device, type, {s.seq, q}, 6);
-    attention(qkv, whole, {}, {}, s);
-    const auto expected = to_doubles(whole);
+    SCOPED_TRACE(fmt::format("{}, {}, heads of {}", name_of(ctx.device()), name_of(type), head_dim));
+    const OwnedTensor qkv = random_tensor(ctx, type, {s.seq, q + 2 * kv}, 5), whole = random_tensor(ctx, type, {s.seq, q}, 6);
+    attention(ctx, qkv, whole, {}, {}, s);
+    const auto expected = to_doubles(ctx, whole);
     for (const std::int64_t n : {1, 2, 7, 8, 50, 75, 150}) {
-      const OwnedTensor out = random_tensor(device, type, {s.seq, q}, 7);
+      const OwnedTensor out = random_tensor(ctx, type, {s.seq, q}, 7);
       for (std::int64_t past = 0; past < s.seq; past += n) {
         const std::int64_t now = std::min(n, s.seq - past);
-        attention_cached(qkv.t.col_slice(0, q).row_slice(past, now), qkv.t.col_slice(q, kv).row_slice(0, past + now),
+        attention_cached(ctx, qkv.t.col_slice(0, q).row_slice(past, now), qkv.t.col_slice(q, kv).row_slice(0, past + now),
                          qkv.t.col_slice(q + kv, kv).row_slice(0, past + now), out.t.row_slice(past, now), past, s);
       }
-      const auto got = to_doubles(out);
+      const auto got = to_doubles(ctx, out);
       for (std::size_t i = 0; i < got.size(); ++i)
         ASSERT_NEAR(got[i], expected[i], type == DType::f32 ? fp32_error : bf16_error * std::max(1.0, std::fabs(expected[i])))
             << n << " at a time, element " << i;
@@ -182,52 +183,53 @@ void expect_cached_equals_whole(Device device, std::int64_t head_dim) {
   }
 }
 TEST(Attention, CachedEqualsWhole) {
-  for (const Device device : devices())
-    for (const std::int64_t head_dim : {20, 64, 96, 128}) expect_cached_equals_whole(device, head_dim);
+  for (Context& ctx : test::contexts())
+    for (const std::int64_t head_dim : {20, 64, 96, 128}) expect_cached_equals_whole(ctx, head_dim);
 }
 TEST(AttentionByTiles, CachedEqualsWhole) {
   const cpu::BfTilesAnywhere on;
-  for (const std::int64_t head_dim : {20, 96}) expect_cached_equals_whole(Device::cpu(), head_dim);
+  for (const std::int64_t head_dim : {20, 96}) expect_cached_equals_whole(on_cpu(), head_dim);
 }
 
 // A document mask is the same as separate sequences, bit for bit when the cut falls between tiles.
 TEST(Attention, DocumentsAreSeparateSequences) {
   const AttentionShape s{.batch = 1, .seq = 128, .heads = 2, .kv_heads = 1, .head_dim = 16};
-  const OwnedTensor qkv = random_tensor(DType::f32, {128, 64}, 8), out = random_tensor(DType::f32, {128, 32}, 9),
-                    apart = random_tensor(DType::f32, {128, 32}, 10);
+  const OwnedTensor qkv = random_tensor(on_cpu(), DType::f32, {128, 64}, 8), out = random_tensor(on_cpu(), DType::f32, {128, 32}, 9),
+                    apart = random_tensor(on_cpu(), DType::f32, {128, 32}, 10);
   std::vector<double> starts(128, 0.0);
   std::fill(starts.begin() + 64, starts.end(), 64.0);
-  attention(qkv, out, {}, make_tensor(Device::cpu(), DType::i32, {1, 128}, starts), s);
-  attention(qkv, apart, {}, {}, {.batch = 2, .seq = 64, .heads = 2, .kv_heads = 1, .head_dim = 16});
-  EXPECT_EQ(to_doubles(out), to_doubles(apart));
+  attention(on_cpu(), qkv, out, {}, make_tensor(on_cpu(), DType::i32, {1, 128}, starts), s);
+  attention(on_cpu(), qkv, apart, {}, {}, {.batch = 2, .seq = 64, .heads = 2, .kv_heads = 1, .head_dim = 16});
+  EXPECT_EQ(to_doubles(on_cpu(), out), to_doubles(on_cpu(), apart));
 }
 
 // Every element of the gradient on the GPU, where rows span many tiles, against fp32 on the CPU; and the same bits twice.
 TEST(Attention, GradientsOfManyTilesOnTheGpu) {
-  if (cuda::device_count() == 0) GTEST_SKIP() << "no GPU";
+  BHYT_SKIP_WITHOUT_GPU();
+  Context& gpu = test::context_on(Device::cuda(0));
   for (const bool documents : {false, true})
     for (const std::int64_t seq : {449, 640}) {
       const AttentionShape s{.batch = 2, .seq = seq, .heads = 6, .kv_heads = 2, .head_dim = 64};
       const std::int64_t n = s.batch * seq, width = 64 * s.heads, all = 64 * (s.heads + 2 * s.kv_heads);
-      const auto qkv = to_doubles(random_tensor(DType::bf16, {n, all}, 21)), dout = to_doubles(random_tensor(DType::bf16, {n, width}, 22));
+      const auto qkv = to_doubles(on_cpu(), random_tensor(on_cpu(), DType::bf16, {n, all}, 21)),
+                 dout = to_doubles(on_cpu(), random_tensor(on_cpu(), DType::bf16, {n, width}, 22));
       std::vector<double> starts;
       for (std::int64_t i = 0; i < n; ++i) starts.push_back(i % seq < 200 ? 0.0 : i % seq < 290 ? 200.0 : 290.0);
-      const OwnedTensor x = make_tensor(Device::cpu(), DType::bf16, {n, all}, qkv),
-                        out = make_tensor(Device::cpu(), DType::bf16, {n, width}),
-                        lse = make_tensor(Device::cpu(), DType::f32, {s.batch, s.heads, seq}),
-                        first = make_tensor(Device::cpu(), DType::i32, {s.batch, seq}, starts);
-      attention(x, out, lse, documents ? first.t : Tensor{}, s);
-      const auto gradient = [&](Device device, DType type) {
+      const OwnedTensor x = make_tensor(on_cpu(), DType::bf16, {n, all}, qkv), out = make_tensor(on_cpu(), DType::bf16, {n, width}),
+                        lse = make_tensor(on_cpu(), DType::f32, {s.batch, s.heads, seq}),
+                        first = make_tensor(on_cpu(), DType::i32, {s.batch, seq}, starts);
+      attention(on_cpu(), x, out, lse, documents ? first.t : Tensor{}, s);
+      const auto gradient = [&](Context& ctx, DType type) {
         const auto on = [&](const Tensor& t, DType as) {
-          return make_tensor(device, as, Shape(t.shape.begin(), t.shape.begin() + t.rank), to_doubles(t));
+          return make_tensor(ctx, as, Shape(t.shape.begin(), t.shape.begin() + t.rank), to_doubles(ctx, t));
         };
-        const OwnedTensor g = make_tensor(device, type, {n, width}, dout), dx = make_tensor(device, type, {n, all});
+        const OwnedTensor g = make_tensor(ctx, type, {n, width}, dout), dx = make_tensor(ctx, type, {n, all});
         const OwnedTensor starts_there = on(first, DType::i32);
-        attention_backward(on(x, type), on(out, type), on(lse, DType::f32), documents ? starts_there.t : Tensor{}, g, dx, s);
-        return to_doubles(dx);
+        attention_backward(ctx, on(x, type), on(out, type), on(lse, DType::f32), documents ? starts_there.t : Tensor{}, g, dx, s);
+        return to_doubles(ctx, dx);
       };
-      const auto expected = gradient(Device::cpu(), DType::f32), got = gradient(Device::cuda(0), DType::bf16);
-      EXPECT_EQ(got, gradient(Device::cuda(0), DType::bf16));
+      const auto expected = gradient(on_cpu(), DType::f32), got = gradient(gpu, DType::bf16);
+      EXPECT_EQ(got, gradient(gpu, DType::bf16));
       // Roundings are small against what neighbouring elements have: an element of another tile would not be.
       for (std::size_t i = 0; i < got.size(); i += 64) {
         double square = 0;
@@ -241,11 +243,11 @@ TEST(Attention, GradientsOfManyTilesOnTheGpu) {
 // What comes later must not reach back; a NaN must reach everything that sees it.
 TEST(Attention, SeesThePastAlone) {
   const AttentionShape s{.batch = 1, .seq = 100, .heads = 2, .kv_heads = 1, .head_dim = 16};
-  const OwnedTensor qkv = random_tensor(DType::f32, {100, 64}, 12), out = random_tensor(DType::f32, {100, 32}, 13);
+  const OwnedTensor qkv = random_tensor(on_cpu(), DType::f32, {100, 64}, 12), out = random_tensor(on_cpu(), DType::f32, {100, 32}, 13);
   const auto with = [&](float value) {
     std::fill_n(qkv.t.as<float>() + 70 * 64, 64, value);
-    attention(qkv, out, {}, {}, s);
-    return to_doubles(out);
+    attention(on_cpu(), qkv, out, {}, {}, s);
+    return to_doubles(on_cpu(), out);
   };
   const auto small = with(0.5f), large = with(1e15f), nan = with(std::numeric_limits<float>::quiet_NaN());
   for (std::size_t i = 0; i < small.size(); ++i) {
@@ -257,32 +259,32 @@ TEST(Attention, SeesThePastAlone) {
 }
 
 TEST(Attention, TakesNothing) {
-  const OwnedTensor qkv = make_tensor(Device::cpu(), DType::f32, {0, 64}), out = make_tensor(Device::cpu(), DType::f32, {0, 32});
-  const OwnedTensor lse = make_tensor(Device::cpu(), DType::f32, {0, 2, 5});
+  const OwnedTensor qkv = make_tensor(on_cpu(), DType::f32, {0, 64}), out = make_tensor(on_cpu(), DType::f32, {0, 32});
+  const OwnedTensor lse = make_tensor(on_cpu(), DType::f32, {0, 2, 5});
   const AttentionShape s{.batch = 0, .seq = 5, .heads = 2, .kv_heads = 1, .head_dim = 16};
-  attention(qkv, out, {}, {}, s);
-  attention_backward(qkv, out, lse, {}, out, qkv, s);
+  attention(on_cpu(), qkv, out, {}, {}, s);
+  attention_backward(on_cpu(), qkv, out, lse, {}, out, qkv, s);
 }
 
 TEST(Attention, RefusesWhatDoesNotFit) {
   const AttentionShape s{.batch = 1, .seq = 4, .heads = 2, .kv_heads = 1, .head_dim = 8};
-  const OwnedTensor qkv = random_tensor(DType::f32, {4, 32}, 1), out = random_tensor(DType::f32, {4, 16}, 2);
-  EXPECT_THROW(attention(qkv, qkv, {}, {}, s), Error);
-  EXPECT_THROW(attention(qkv, random_tensor(DType::bf16, {4, 16}, 3), {}, {}, s), Error);
-  EXPECT_THROW(attention(qkv, out, {}, {}, {.batch = 1, .seq = 4, .heads = 3, .kv_heads = 2, .head_dim = 8}), Error);
-  EXPECT_THROW(attention(qkv, out, {}, make_tensor(Device::cpu(), DType::i32, {1, 4}, {0, 2, 0, 0}), s), Error);
-  EXPECT_THROW(attention(qkv, out, {}, make_tensor(Device::cpu(), DType::i32, {1, 4}, {0, 0, -1, 0}), s), Error);
-  EXPECT_THROW(attention_backward(qkv, out, {}, {}, out, qkv, s), Error);
-  EXPECT_THROW(attention_cached(out, out, out, out, 0, s), Error);
+  const OwnedTensor qkv = random_tensor(on_cpu(), DType::f32, {4, 32}, 1), out = random_tensor(on_cpu(), DType::f32, {4, 16}, 2);
+  EXPECT_THROW(attention(on_cpu(), qkv, qkv, {}, {}, s), Error);
+  EXPECT_THROW(attention(on_cpu(), qkv, random_tensor(on_cpu(), DType::bf16, {4, 16}, 3), {}, {}, s), Error);
+  EXPECT_THROW(attention(on_cpu(), qkv, out, {}, {}, {.batch = 1, .seq = 4, .heads = 3, .kv_heads = 2, .head_dim = 8}), Error);
+  EXPECT_THROW(attention(on_cpu(), qkv, out, {}, make_tensor(on_cpu(), DType::i32, {1, 4}, {0, 2, 0, 0}), s), Error);
+  EXPECT_THROW(attention(on_cpu(), qkv, out, {}, make_tensor(on_cpu(), DType::i32, {1, 4}, {0, 0, -1, 0}), s), Error);
+  EXPECT_THROW(attention_backward(on_cpu(), qkv, out, {}, {}, out, qkv, s), Error);
+  EXPECT_THROW(attention_cached(on_cpu(), out, out, out, out, 0, s), Error);
 }
 
 // The kernels of a GPU skip tiles by `first`: both devices ask for the same, and say where it does not hold.
 TEST(Attention, FirstStaysInItsRowAndNeverDecreases) {
   const AttentionShape s{.batch = 2, .seq = 4, .heads = 2, .kv_heads = 1, .head_dim = 8};
-  const OwnedTensor qkv = random_tensor(DType::f32, {8, 32}, 1), out = random_tensor(DType::f32, {8, 16}, 2),
-                    lse = random_tensor(DType::f32, {2, 2, 4}, 3);
+  const OwnedTensor qkv = random_tensor(on_cpu(), DType::f32, {8, 32}, 1), out = random_tensor(on_cpu(), DType::f32, {8, 16}, 2),
+                    lse = random_tensor(on_cpu(), DType::f32, {2, 2, 4}, 3);
   const auto messages = [&](const std::vector<double>& starts) {
-    const OwnedTensor first = make_tensor(Device::cpu(), DType::i32, {2, 4}, starts);
+    const OwnedTensor first = make_tensor(on_cpu(), DType::i32, {2, 4}, starts);
     std::vector<std::string> out_of;
     const auto note = [&](const auto& call) {
       try {
@@ -292,8 +294,8 @@ TEST(Attention, FirstStaysInItsRowAndNeverDecreases) {
         out_of.emplace_back(e.what());
       }
     };
-    note([&] { attention(qkv, out, lse, first, s); });
-    note([&] { attention_backward(qkv, out, lse, first, out, qkv, s); });
+    note([&] { attention(on_cpu(), qkv, out, lse, first, s); });
+    note([&] { attention_backward(on_cpu(), qkv, out, lse, first, out, qkv, s); });
     return out_of;
   };
   const auto refused = [](const std::string& what) {

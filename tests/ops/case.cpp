@@ -6,7 +6,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "core/parallel.h"
+#include "tests/devices.h"
 
 namespace bhyt::testing {
 
@@ -31,40 +31,40 @@ double rounded(double x, DType type) {
   return type == DType::f32 ? static_cast<float>(x) : type == DType::bf16 ? round_bf16(x) : std::round(x);
 }
 
-void poison(const Tensor& t) {
+void poison(Context& ctx, const Tensor& t) {
   const std::vector<char> ones(t.bytes(), static_cast<char>(0xFF));  // NaN in fp32 and bf16, -1 in int32
-  device_copy(t.device, t.data, Device::cpu(), ones.data(), ones.size());
+  from_host(ctx, ones.data(), t);
 }
 
-std::vector<char> bytes_of(const Tensor& t) {
+std::vector<char> bytes_of(Context& ctx, const Tensor& t) {
   std::vector<char> b(t.bytes());
-  device_copy(Device::cpu(), b.data(), t.device, t.data, b.size());
+  to_host(ctx, t, b.data());
   return b;
 }
 
 }  // namespace
 
-OwnedTensor make_tensor(Device device, DType type, const Shape& shape) {
-  OwnedTensor o(device, type, {count(shape)});
+OwnedTensor make_tensor(Context& ctx, DType type, const Shape& shape) {
+  OwnedTensor o(ctx, type, {count(shape)});
   o.t.rank = static_cast<int>(shape.size());
   for (std::size_t i = 0; i < shape.size(); ++i) o.t.shape[i] = shape[i];
   o.t.ld = o.t.cols();
   return o;
 }
 
-OwnedTensor make_tensor(Device device, DType type, const Shape& shape, const std::vector<double>& values) {
-  OwnedTensor o = make_tensor(device, type, shape), host = make_tensor(Device::cpu(), type, shape);
+OwnedTensor make_tensor(Context& ctx, DType type, const Shape& shape, const std::vector<double>& values) {
+  OwnedTensor o = make_tensor(ctx, type, shape), host = make_tensor(on_cpu(), type, shape);
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (type == DType::f32) host.t.as<float>()[i] = static_cast<float>(values[i]);
     if (type == DType::bf16) host.t.as<bf16>()[i] = to_bf16(static_cast<float>(values[i]));
     if (type == DType::i32) host.t.as<std::int32_t>()[i] = static_cast<std::int32_t>(values[i]);
   }
-  copy(host, o);
+  from_host(ctx, host.t.data, o);
   return o;
 }
 
-std::vector<double> to_doubles(const Tensor& t) {
-  const std::vector<char> b = bytes_of(t);
+std::vector<double> to_doubles(Context& ctx, const Tensor& t) {
+  const std::vector<char> b = bytes_of(ctx, t);
   std::vector<double> v(static_cast<std::size_t>(t.size()));
   for (std::size_t i = 0; i < v.size(); ++i) {
     if (t.dtype == DType::f32) v[i] = reinterpret_cast<const float*>(b.data())[i];
@@ -99,71 +99,67 @@ Arrays draw(const std::vector<Input>& inputs, DType dtype, std::uint64_t seed) {
   return a;
 }
 
-std::vector<Device> devices() {
-  std::vector<Device> d{Device::cpu()};
-  if (cuda::device_count() > 0) d.push_back(Device::cuda(0));
-  return d;
-}
+Context& on_cpu() { return test::context_on(Device::cpu()); }
 
 std::vector<Suite>& suites() {
   static std::vector<Suite> all;
   return all;
 }
 
-Context::Context(const Case& c, Device device, DType dtype) : case_(c), device_(device), dtype_(dtype) {
+CaseTensors::CaseTensors(const Case& c, Context& ctx, DType dtype) : case_(c), ctx_(ctx), dtype_(dtype) {
   for (const Input& in : c.inputs) {
-    values_[in.name] = make_tensor(device, type_of(in, dtype), in.shape);
-    if (has_grad(in)) grads_[in.name] = make_tensor(device, accumulates(in) ? DType::f32 : dtype, in.shape);
+    values_[in.name] = make_tensor(ctx, type_of(in, dtype), in.shape);
+    if (has_grad(in)) grads_[in.name] = make_tensor(ctx, accumulates(in) ? DType::f32 : dtype, in.shape);
   }
   for (const Output& out : c.outputs) {
-    values_[out.name] = make_tensor(device, type_of(out, dtype), out.shape);
-    if (out.grad && out.type != Output::Type::integer) grads_[out.name] = make_tensor(device, type_of(out, dtype), out.shape);
+    values_[out.name] = make_tensor(ctx, type_of(out, dtype), out.shape);
+    if (out.grad && out.type != Output::Type::integer) grads_[out.name] = make_tensor(ctx, type_of(out, dtype), out.shape);
   }
 }
 
-const Tensor& Context::at(const std::map<std::string, OwnedTensor>& from, const std::string& name) const {
+const Tensor& CaseTensors::at(const std::map<std::string, OwnedTensor>& from, const std::string& name) const {
   const auto it = from.find(name);
   if (it == from.end()) throw std::logic_error("case " + case_.name + " has no tensor (or gradient) " + name);
   return it->second;
 }
 
-const Tensor& Context::scratch(const std::string& name, DType type, Shape shape) {
+const Tensor& CaseTensors::scratch(const std::string& name, DType type, Shape shape) {
   auto& t = scratch_[name];
-  if (!t.t) t = make_tensor(device_, type, shape);
+  if (!t.t) t = make_tensor(ctx_, type, shape);
   return t;
 }
 
-void Context::load(const Arrays& values, const Arrays& cotangents) {
+void CaseTensors::load(const Arrays& values, const Arrays& cotangents) {
   for (const Input& in : case_.inputs) {
-    copy(make_tensor(device_, type_of(in, dtype_), in.shape, values.at(in.name)), values_.at(in.name));
+    copy(ctx_, make_tensor(ctx_, type_of(in, dtype_), in.shape, values.at(in.name)), values_.at(in.name));
     if (!has_grad(in)) continue;
     if (accumulates(in))
-      zero(grads_.at(in.name));
+      zero(ctx_, grads_.at(in.name));
     else
-      poison(grads_.at(in.name));
+      poison(ctx_, grads_.at(in.name));
   }
   for (const Output& out : case_.outputs) {
-    poison(values_.at(out.name));
-    if (wants_grad(out.name)) copy(make_tensor(device_, type_of(out, dtype_), out.shape, cotangents.at(out.name)), grads_.at(out.name));
+    poison(ctx_, values_.at(out.name));
+    if (wants_grad(out.name)) copy(ctx_, make_tensor(ctx_, type_of(out, dtype_), out.shape, cotangents.at(out.name)), grads_.at(out.name));
   }
 }
 
-std::map<std::string, std::vector<char>> Context::bytes() const {
+std::map<std::string, std::vector<char>> CaseTensors::bytes() const {
   std::map<std::string, std::vector<char>> b;
-  for (const Output& out : case_.outputs) b[out.name] = bytes_of(values_.at(out.name));
+  for (const Output& out : case_.outputs) b[out.name] = bytes_of(ctx_, values_.at(out.name));
   for (const Input& in : case_.inputs)
-    if (has_grad(in)) b["d" + in.name] = bytes_of(grads_.at(in.name));
+    if (has_grad(in)) b["d" + in.name] = bytes_of(ctx_, grads_.at(in.name));
   return b;
 }
 
-double Context::forward_bytes() const {
+double CaseTensors::forward_bytes() const {
   if (case_.bytes > 0) return case_.bytes;
   double n = 0;
   for (const auto& [name, t] : values_) n += static_cast<double>(t.t.bytes());
   return n;
 }
 
-double Context::backward_bytes() const {
+double CaseTensors::backward_bytes() const {
   if (case_.backward_bytes > 0) return case_.backward_bytes;
   double n = 0;
   for (const Input& in : case_.inputs) n += static_cast<double>(values_.at(in.name).t.bytes());
@@ -199,19 +195,19 @@ void compare(const std::string& what, const std::vector<double>& expected, const
                                  expected.size(), worst, expected[worst], got[worst], tolerance[worst]);
 }
 
-void check_forward(const Case& c, const Context& context, const Arrays& exact, const Arrays& low) {
+void check_forward(const Case& c, const CaseTensors& tensors, const Arrays& exact, const Arrays& low) {
   for (const Output& out : c.outputs) {
     const auto& e = exact.at(out.name);
     auto tolerance = scaled(e, out.shape, c.by_row, c.ulps * 0x1p-24, c.floor);
     if (out.type == Output::Type::integer) tolerance.assign(e.size(), 0.25);
     // bf16: twice the error of the low-precision reference, itself taken per tensor or row.
-    if (context.dtype() == DType::bf16 && out.type != Output::Type::integer) {
+    if (tensors.dtype() == DType::bf16 && out.type != Output::Type::integer) {
       auto error = low.at(out.name);
       for (std::size_t i = 0; i < e.size(); ++i) error[i] = (out.type == Output::Type::run ? round_bf16(error[i]) : error[i]) - e[i];
       const auto twice = scaled(error, out.shape, c.by_row, 2.0);
       for (std::size_t i = 0; i < e.size(); ++i) tolerance[i] += twice[i];
     }
-    compare(out.name, e, to_doubles(context[out.name]), tolerance);
+    compare(out.name, e, to_doubles(tensors.ctx(), tensors[out.name]), tolerance);
   }
 }
 
@@ -244,12 +240,12 @@ Slope slope(const Case& c, const Arrays& values, const Arrays& cotangents, const
 }
 
 // Single coordinates (all of a small input, a sample of a large one or in bf16) and random directions through all of them.
-void check_gradient(const Case& c, const Context& context, const Arrays& values, const Arrays& cotangents, const Input& in) {
-  const auto got = to_doubles(context.grad(in.name));
+void check_gradient(const Case& c, const CaseTensors& tensors, const Arrays& values, const Arrays& cotangents, const Input& in) {
+  const auto got = to_doubles(tensors.ctx(), tensors.grad(in.name));
   const auto& x = values.at(in.name);
   const std::size_t n = x.size();
   double relative = c.grad_ulps * 0x1p-24;
-  if (context.dtype() == DType::bf16) relative += c.bf16_grad_ulps * 0x1p-9;
+  if (tensors.dtype() == DType::bf16) relative += c.bf16_grad_ulps * 0x1p-9;
   const auto tolerance = scaled(got, in.shape, c.by_row && in.role == Role::activation, relative, c.floor);
   for (double g : got)
     if (!std::isfinite(g)) {
@@ -257,7 +253,7 @@ void check_gradient(const Case& c, const Context& context, const Arrays& values,
       return;
     }
   Rng rng(7, n);
-  const std::size_t most = context.dtype() == DType::bf16 ? 6 : 16, samples = std::min(n, most);
+  const std::size_t most = tensors.dtype() == DType::bf16 ? 6 : 16, samples = std::min(n, most);
   for (std::size_t k = 0; k < samples + 2; ++k) {
     std::vector<double> direction(n, 0.0);
     std::size_t i = n <= most ? k : static_cast<std::size_t>(rng.below(n));
@@ -275,13 +271,14 @@ void check_gradient(const Case& c, const Context& context, const Arrays& values,
   }
 }
 
-void check_second_backward(const Case& c, Context& context, const Arrays& first) {
-  c.backward(context);
+void check_second_backward(const Case& c, CaseTensors& tensors, const Arrays& first) {
+  c.backward(tensors);
   for (const Input& in : c.inputs) {
     if (!accumulates(in)) continue;
     auto twice = first.at(in.name);
     for (double& g : twice) g *= 2;
-    compare("d" + in.name + " after a second backward", twice, to_doubles(context.grad(in.name)), scaled(twice, in.shape, false, 0x1p-20));
+    compare("d" + in.name + " after a second backward", twice, to_doubles(tensors.ctx(), tensors.grad(in.name)),
+            scaled(twice, in.shape, false, 0x1p-20));
   }
 }
 
@@ -294,39 +291,37 @@ void check_run(const Case& c, Device device, DType dtype) {
   c.reference(exact, identity);
   if (dtype == DType::bf16) c.reference(low, round_bf16);
 
-  Context context(c, device, dtype);
+  CaseTensors tensors(c, test::context_on(device, 1), dtype), on_three(c, test::context_on(device, 3), dtype);
   std::uint64_t stream = 100;
   for (const Output& out : c.outputs) {
-    if (!context.wants_grad(out.name)) continue;
+    if (!tensors.wants_grad(out.name)) continue;
     Rng rng(3, ++stream);
     auto& v = cotangents[out.name];
-    for (std::int64_t i = 0; i < count(out.shape); ++i) v.push_back(rounded(rng.normal(), context[out.name].dtype));
+    for (std::int64_t i = 0; i < count(out.shape); ++i) v.push_back(rounded(rng.normal(), tensors[out.name].dtype));
   }
-  const auto run = [&](int threads) {
-    set_num_threads(threads);
-    context.load(inputs, cotangents);
-    c.forward(context);
-    if (c.backward) c.backward(context);
-    set_num_threads(0);
-    return context.bytes();
+  const auto run = [&](CaseTensors& on) {
+    on.load(inputs, cotangents);
+    c.forward(on);
+    if (c.backward) c.backward(on);
+    return on.bytes();
   };
-  const auto other = run(3), one = run(1);
-  for (const auto& [name, b] : one) EXPECT_TRUE(b == other.at(name)) << name << " differs between 1 and 3 threads";
-  check_forward(c, context, exact, low);
+  const auto one = run(tensors), three = run(on_three);
+  for (const auto& [name, b] : one) EXPECT_TRUE(b == three.at(name)) << name << " differs between 1 and 3 threads";
+  check_forward(c, tensors, exact, low);
   if (!c.backward) return;
   Arrays gradients;
   for (const Input& in : c.inputs) {
     if (!has_grad(in)) continue;
-    check_gradient(c, context, values, cotangents, in);
-    gradients[in.name] = to_doubles(context.grad(in.name));
+    check_gradient(c, tensors, values, cotangents, in);
+    gradients[in.name] = to_doubles(tensors.ctx(), tensors.grad(in.name));
   }
-  check_second_backward(c, context, gradients);
+  check_second_backward(c, tensors, gradients);
 }
 
 }  // namespace
 
 void check_case(const Case& c) {
-  for (const Device device : devices())
+  for (const Device device : test::devices())
     for (const DType dtype : {DType::f32, DType::bf16}) check_run(c, device, dtype);
 }
 

@@ -6,8 +6,8 @@
 //             .inputs = {{"gate_up", {n, 2 * f}, Role::activation}},
 //             .outputs = {{"h", {n, f}}},
 //             .reference = [=](Arrays& a, Round round) { … a["h"][i] = silu(a["gate_up"][…]) * …; },
-//             .forward = [](Context& c) { swiglu(c["gate_up"], c["h"]); },
-//             .backward = [](Context& c) { swiglu_backward(c["gate_up"], c.grad("h"), c.grad("gate_up")); }};
+//             .forward = [](CaseTensors& c) { swiglu(c.ctx(), c["gate_up"], c["h"]); },
+//             .backward = [](CaseTensors& c) { swiglu_backward(c.ctx(), c["gate_up"], c.grad("h"), c.grad("gate_up")); }};
 //   }
 //   OP_CASES(Swiglu, test_cases, benchmark_cases);  // two functions that return std::vector<Case>
 //
@@ -61,7 +61,7 @@ struct Output {
   bool grad = true;  // false: compared, but nothing flows back through it
 };
 
-class Context;
+class CaseTensors;
 
 struct Case {
   std::string name;
@@ -70,8 +70,8 @@ struct Case {
   // Fills the outputs from the inputs, in double. `round` belongs around what the operation keeps in the run's type on the way: with it the
   // same function is also the low-precision reference that sets the tolerance for bf16.
   std::function<void(Arrays&, Round)> reference;
-  std::function<void(Context&)> forward;
-  std::function<void(Context&)> backward = nullptr;  // called after forward, in the same context
+  std::function<void(CaseTensors&)> forward;
+  std::function<void(CaseTensors&)> backward = nullptr;  // called after forward, on the same tensors
   // How far fp32 may be off, in units of 2^-24 of the largest magnitude of the tensor (of the row, with by_row).
   double ulps = 64, grad_ulps = 256;
   // How far bf16 gradients may be off, in units of 2^-9 of that magnitude; raise it where the backward keeps intermediates in bf16.
@@ -83,15 +83,16 @@ struct Case {
   double flops = 0, backward_flops = 0, bytes = 0, backward_bytes = 0;
 };
 
-// What a case's forward and backward work on: tensors on one device in one type.
-class Context {
+// What a case's forward and backward work on: tensors of one context in one type.
+class CaseTensors {
  public:
-  Context(const Case& c, Device device, DType dtype);
+  CaseTensors(const Case& c, Context& ctx, DType dtype);
   const Tensor& operator[](const std::string& name) const { return at(values_, name); }
   const Tensor& grad(const std::string& name) const { return at(grads_, name); }  // of an input: to write; of an output: given
-  // Memory that lives as long as the context; the same name gives the same memory.
+  // Memory that lives as long as this; the same name gives the same memory.
   const Tensor& scratch(const std::string& name, DType type, Shape shape);
-  Device device() const { return device_; }
+  Context& ctx() const { return ctx_; }
+  Device device() const { return ctx_.device(); }
   DType dtype() const { return dtype_; }
   bool wants_grad(const std::string& name) const { return grads_.count(name) > 0; }
 
@@ -103,17 +104,17 @@ class Context {
  private:
   const Tensor& at(const std::map<std::string, OwnedTensor>& from, const std::string& name) const;
   const Case& case_;
-  Device device_;
+  Context& ctx_;
   DType dtype_;
   std::map<std::string, OwnedTensor> values_, grads_, scratch_;
 };
 
-OwnedTensor make_tensor(Device device, DType type, const Shape& shape);
-OwnedTensor make_tensor(Device device, DType type, const Shape& shape, const std::vector<double>& values);
-std::vector<double> to_doubles(const Tensor& t);  // any device, contiguous
+OwnedTensor make_tensor(Context& ctx, DType type, const Shape& shape);
+OwnedTensor make_tensor(Context& ctx, DType type, const Shape& shape, const std::vector<double>& values);
+std::vector<double> to_doubles(Context& ctx, const Tensor& t);  // any device, contiguous
 
 Arrays draw(const std::vector<Input>& inputs, DType dtype, std::uint64_t seed = 1);  // rounded to the type they will have
-std::vector<Device> devices();                                                       // the CPU, and a GPU where there is one
+Context& on_cpu();                                                                   // for what needs no other device
 void check_case(const Case& c);                                                      // every device, fp32 and bf16
 
 struct Suite {

@@ -18,7 +18,7 @@ struct Size {
   bool weighted = false;
 };
 
-CrossEntropy job_of(Context& k, const Size& s) {
+CrossEntropy job_of(CaseTensors& k, const Size& s) {
   const auto bytes = static_cast<std::int64_t>(cross_entropy_workspace(s.n, s.c, s.v, k.dtype(), k.device()));
   return {.x = k["x"],
           .w = k["w"],
@@ -65,21 +65,21 @@ Case cross_entropy_case(const Size& s) {
                   {"greedy", {s.n}, Output::Type::integer, false}},
       .reference = [=](Arrays& a, Round) { naive(a, s); },
       .forward =
-          [=](Context& k) {
-            zero(k["loss"]);
+          [=](CaseTensors& k) {
+            zero(k.ctx(), k["loss"]);
             CrossEntropy job = job_of(k, s);
             job.loss = k["loss"];
             job.losses = k["losses"];
             job.greedy = k["greedy"];
-            cross_entropy(job);
+            cross_entropy(k.ctx(), job);
           },
       .backward =
-          [=](Context& k) {
+          [=](CaseTensors& k) {
             CrossEntropy job = job_of(k, s);
-            job.scale = static_cast<float>(to_doubles(k.grad("loss"))[0]);
+            job.scale = static_cast<float>(to_doubles(k.ctx(), k.grad("loss"))[0]);
             job.dx = k.grad("x");
             job.dw = k.grad("w");
-            cross_entropy(job);
+            cross_entropy(k.ctx(), job);
           },
       // A GPU keeps bf16 logits for the backward: large ones are off by as much as a quarter.
       .bf16_grad_ulps = s.scale > 1 ? 150.0 : 12.0,
@@ -101,39 +101,39 @@ std::vector<Case> benchmarks() { return {cross_entropy_case({2048, 512, 32000}),
 OP_CASES(CrossEntropy, tests, benchmarks)
 
 // Several chunks of a large vocabulary: the whole call gives each row what it gets alone. The whole call writes dw, the parts add to it.
-void check_chunks(Device device) {
+void check_chunks(Context& ctx) {
   const std::int64_t n = 150, c = 2, v = 262147;
   const std::vector<Input> inputs{{"x", {n, c}}, {"w", {v, c}}, {"targets", {n}, Role::integer, Fill::integers, static_cast<double>(v)}};
   const Arrays a = draw(inputs, DType::f32);
-  const OwnedTensor x = make_tensor(device, DType::f32, {n, c}, a.at("x")), w = make_tensor(device, DType::f32, {v, c}, a.at("w"));
-  const OwnedTensor targets = make_tensor(device, DType::i32, {n}, a.at("targets"));
-  const auto bytes = static_cast<std::int64_t>(cross_entropy_workspace(n, c, v, DType::f32, device));
+  const OwnedTensor x = make_tensor(ctx, DType::f32, {n, c}, a.at("x")), w = make_tensor(ctx, DType::f32, {v, c}, a.at("w"));
+  const OwnedTensor targets = make_tensor(ctx, DType::i32, {n}, a.at("targets"));
+  const auto bytes = static_cast<std::int64_t>(cross_entropy_workspace(n, c, v, DType::f32, ctx.device()));
   ASSERT_LT(bytes, n * v * 4);
-  const OwnedTensor workspace = make_tensor(device, DType::u8, {bytes});
+  const OwnedTensor workspace = make_tensor(ctx, DType::u8, {bytes});
   struct Results {
     OwnedTensor losses, dx, dw;
   };
   const auto results = [&](double dw) {
-    return Results{make_tensor(device, DType::f32, {n}), make_tensor(device, DType::f32, {n, c}),
-                   make_tensor(device, DType::f32, {v, c}, std::vector<double>(static_cast<std::size_t>(v * c), dw))};
+    return Results{make_tensor(ctx, DType::f32, {n}), make_tensor(ctx, DType::f32, {n, c}),
+                   make_tensor(ctx, DType::f32, {v, c}, std::vector<double>(static_cast<std::size_t>(v * c), dw))};
   };
   const auto run = [&](std::int64_t first, std::int64_t count, const Results& r, bool accumulate) {
-    cross_entropy({.x = x.t.row_slice(first, count),
-                   .w = w,
-                   .targets = Tensor(targets.t.as<std::int32_t>() + first, DType::i32, device, {count}),
-                   .losses = Tensor(r.losses.t.as<float>() + first, DType::f32, device, {count}),
-                   .dx = r.dx.t.row_slice(first, count),
-                   .dw = r.dw,
-                   .accumulate = accumulate,
-                   .workspace = workspace});
+    cross_entropy(ctx, {.x = x.t.row_slice(first, count),
+                        .w = w,
+                        .targets = Tensor(targets.t.as<std::int32_t>() + first, DType::i32, ctx.device(), {count}),
+                        .losses = Tensor(r.losses.t.as<float>() + first, DType::f32, ctx.device(), {count}),
+                        .dx = r.dx.t.row_slice(first, count),
+                        .dw = r.dw,
+                        .accumulate = accumulate,
+                        .workspace = workspace});
   };
   const Results whole = results(7), parts = results(0);
   run(0, n, whole, false);
   for (std::int64_t i = 0; i < n; i += 50) run(i, 50, parts, true);
   // dx sums over the vocabulary in fp32; on a GPU the order depends on the number of rows.
-  const double bar = device.is_cuda() ? 3e-4 : 3e-6;
+  const double bar = ctx.device().is_cuda() ? 3e-4 : 3e-6;
   for (const auto& [one, other] : {std::pair{&whole.losses, &parts.losses}, {&whole.dx, &parts.dx}, {&whole.dw, &parts.dw}}) {
-    const auto a1 = to_doubles(*one), a2 = to_doubles(*other);
+    const auto a1 = to_doubles(ctx, *one), a2 = to_doubles(ctx, *other);
     double worst = 0;
     for (std::size_t i = 0; i < a1.size(); ++i) worst = std::max(worst, std::fabs(a1[i] - a2[i]));
     EXPECT_LE(worst, bar) << a1.size();
@@ -141,56 +141,56 @@ void check_chunks(Device device) {
 }
 
 TEST(CrossEntropy, ChunksDoNotShow) {
-  for (const Device device : test::devices()) check_chunks(device);
+  for (Context& ctx : test::contexts()) check_chunks(ctx);
 }
 
 // One logit that is no number makes the loss none, wherever it stands; an infinite loss of weight 0 costs nothing.
 TEST(CrossEntropy, BadLogitsShowUnlessTheyWeighNothing) {
-  for (const Device device : test::devices())
+  for (Context& ctx : test::contexts())
     for (const std::int64_t v : {96, 97})
       for (const std::size_t bad : {std::size_t{0}, std::size_t{33}, static_cast<std::size_t>(v - 1)})
         for (const bool nan : {true, false}) {
           std::vector<double> rows(static_cast<std::size_t>(v), 1);
           rows[bad] = nan ? NAN : -INFINITY;
-          const OwnedTensor x = make_tensor(device, DType::f32, {2, 1}, {1, 1}), w = make_tensor(device, DType::f32, {v, 1}, rows);
+          const OwnedTensor x = make_tensor(ctx, DType::f32, {2, 1}, {1, 1}), w = make_tensor(ctx, DType::f32, {v, 1}, rows);
           const auto target = static_cast<double>(nan ? 5 : bad);
-          const OwnedTensor targets = make_tensor(device, DType::i32, {2}, {target, 5});
-          const OwnedTensor weights = make_tensor(device, DType::f32, {2}, {nan ? 1.0 : 0.0, 1});
-          const OwnedTensor losses = make_tensor(device, DType::f32, {2}), loss = make_tensor(device, DType::f32, {1}, {0});
-          const auto bytes = static_cast<std::int64_t>(cross_entropy_workspace(2, 1, v, DType::f32, device));
-          cross_entropy({.x = x,
-                         .w = w,
-                         .targets = targets,
-                         .weights = weights,
-                         .loss = loss,
-                         .losses = losses,
-                         .workspace = make_tensor(device, DType::u8, {bytes})});
-          EXPECT_EQ(std::isnan(to_doubles(losses)[0]), nan) << bad;
-          EXPECT_EQ(std::isinf(to_doubles(losses)[0]), !nan) << bad;
+          const OwnedTensor targets = make_tensor(ctx, DType::i32, {2}, {target, 5});
+          const OwnedTensor weights = make_tensor(ctx, DType::f32, {2}, {nan ? 1.0 : 0.0, 1});
+          const OwnedTensor losses = make_tensor(ctx, DType::f32, {2}), loss = make_tensor(ctx, DType::f32, {1}, {0});
+          const auto bytes = static_cast<std::int64_t>(cross_entropy_workspace(2, 1, v, DType::f32, ctx.device()));
+          cross_entropy(ctx, {.x = x,
+                              .w = w,
+                              .targets = targets,
+                              .weights = weights,
+                              .loss = loss,
+                              .losses = losses,
+                              .workspace = make_tensor(ctx, DType::u8, {bytes})});
+          EXPECT_EQ(std::isnan(to_doubles(ctx, losses)[0]), nan) << bad;
+          EXPECT_EQ(std::isinf(to_doubles(ctx, losses)[0]), !nan) << bad;
           if (nan)
-            EXPECT_TRUE(std::isnan(to_doubles(loss)[0])) << bad;
+            EXPECT_TRUE(std::isnan(to_doubles(ctx, loss)[0])) << bad;
           else
-            EXPECT_NEAR(to_doubles(loss)[0], std::log(static_cast<double>(v - 1)), 1e-5) << bad;
+            EXPECT_NEAR(to_doubles(ctx, loss)[0], std::log(static_cast<double>(v - 1)), 1e-5) << bad;
         }
 }
 
 // What lies around the workspace stays as it was, whatever the distance between its rows.
-void check_workspace(std::int64_t n, std::int64_t v, DType type, Device device) {
-  SCOPED_TRACE(fmt::format("{} tokens, vocabulary {}, {} on {}", n, v, name_of(type), name_of(device)));
-  const std::int64_t c = 8, fence = 1 << 16, bytes = static_cast<std::int64_t>(cross_entropy_workspace(n, c, v, type, device));
+void check_workspace(std::int64_t n, std::int64_t v, DType type, Context& ctx) {
+  SCOPED_TRACE(fmt::format("{} tokens, vocabulary {}, {} on {}", n, v, name_of(type), name_of(ctx.device())));
+  const std::int64_t c = 8, fence = 1 << 16, bytes = static_cast<std::int64_t>(cross_entropy_workspace(n, c, v, type, ctx.device()));
   const std::vector<char> before(static_cast<std::size_t>(bytes + 2 * fence), 0x5a);
-  const OwnedTensor memory = make_tensor(device, DType::u8, {bytes + 2 * fence});
-  device_copy(device, memory.t.data, Device::cpu(), before.data(), before.size());
-  const Tensor workspace(memory.t.as<char>() + fence, DType::u8, device, {bytes});
+  const OwnedTensor memory = make_tensor(ctx, DType::u8, {bytes + 2 * fence});
+  ctx.copy(ctx.device(), memory.t.data, Device::cpu(), before.data(), before.size());
+  const Tensor workspace(memory.t.as<char>() + fence, DType::u8, ctx.device(), {bytes});
   const Arrays a = draw({{"x", {n, c}}, {"w", {v, c}}, {"targets", {n}, Role::integer, Fill::integers, static_cast<double>(v)}}, type);
-  const OwnedTensor x = make_tensor(device, type, {n, c}, a.at("x")), w = make_tensor(device, type, {v, c}, a.at("w")),
-                    targets = make_tensor(device, DType::i32, {n}, a.at("targets")), losses = make_tensor(device, DType::f32, {n}),
-                    dx = make_tensor(device, type, {n, c}),
-                    dw = make_tensor(device, DType::f32, {v, c}, std::vector<double>(static_cast<std::size_t>(v * c)));
-  cross_entropy({.x = x, .w = w, .targets = targets, .losses = losses, .workspace = workspace});
-  cross_entropy({.x = x, .w = w, .targets = targets, .losses = losses, .dx = dx, .dw = dw, .workspace = workspace});
+  const OwnedTensor x = make_tensor(ctx, type, {n, c}, a.at("x")), w = make_tensor(ctx, type, {v, c}, a.at("w")),
+                    targets = make_tensor(ctx, DType::i32, {n}, a.at("targets")), losses = make_tensor(ctx, DType::f32, {n}),
+                    dx = make_tensor(ctx, type, {n, c}),
+                    dw = make_tensor(ctx, DType::f32, {v, c}, std::vector<double>(static_cast<std::size_t>(v * c)));
+  cross_entropy(ctx, {.x = x, .w = w, .targets = targets, .losses = losses, .workspace = workspace});
+  cross_entropy(ctx, {.x = x, .w = w, .targets = targets, .losses = losses, .dx = dx, .dw = dw, .workspace = workspace});
   std::vector<char> after(before.size());
-  device_copy(Device::cpu(), after.data(), device, memory.t.data, after.size());
+  ctx.copy(Device::cpu(), after.data(), ctx.device(), memory.t.data, after.size());
   const auto changed = [&](std::int64_t from) {
     std::int64_t count = 0;
     for (std::int64_t i = from; i < from + fence; ++i) count += after[static_cast<std::size_t>(i)] != 0x5a;
@@ -201,10 +201,10 @@ void check_workspace(std::int64_t n, std::int64_t v, DType type, Device device) 
 }
 
 TEST(CrossEntropy, StaysInsideItsWorkspace) {
-  for (const Device device : test::devices())
+  for (Context& ctx : test::contexts())
     for (const DType type : {DType::f32, DType::bf16})
       for (const auto& [n, v] : {std::pair<std::int64_t, std::int64_t>{9, 1024}, {9, 1001}, {5, 32768}, {3, 32000}, {2, 128256}})
-        check_workspace(n, v, type, device);
+        check_workspace(n, v, type, ctx);
 }
 
 TEST(CrossEntropy, MemoryDoesNotGrowWithTheTokens) {
@@ -218,22 +218,24 @@ TEST(CrossEntropy, MemoryDoesNotGrowWithTheTokens) {
 }
 
 TEST(CrossEntropy, RefusesTargetsBeyondTheVocabularyAndSmallWorkspaces) {
-  const Device cpu = Device::cpu();
-  const OwnedTensor x = make_tensor(cpu, DType::f32, {2, 3}, std::vector<double>(6, 1)),
-                    w = make_tensor(cpu, DType::f32, {5, 3}, std::vector<double>(15, 1));
-  const OwnedTensor workspace = make_tensor(cpu, DType::f32, {10}), small = make_tensor(cpu, DType::f32, {9});
-  EXPECT_THROW(cross_entropy({.x = x, .w = w, .targets = make_tensor(cpu, DType::i32, {2}, {0, 5}), .workspace = workspace}), Error);
-  EXPECT_THROW(cross_entropy({.x = x, .w = w, .targets = make_tensor(cpu, DType::i32, {2}, {0, 4}), .workspace = small}), Error);
-  EXPECT_NO_THROW(cross_entropy({.x = x, .w = w, .targets = make_tensor(cpu, DType::i32, {2}, {0, 4}), .workspace = workspace}));
+  const OwnedTensor x = make_tensor(on_cpu(), DType::f32, {2, 3}, std::vector<double>(6, 1)),
+                    w = make_tensor(on_cpu(), DType::f32, {5, 3}, std::vector<double>(15, 1));
+  const OwnedTensor workspace = make_tensor(on_cpu(), DType::f32, {10}), small = make_tensor(on_cpu(), DType::f32, {9});
+  EXPECT_THROW(cross_entropy(on_cpu(), {.x = x, .w = w, .targets = make_tensor(on_cpu(), DType::i32, {2}, {0, 5}), .workspace = workspace}),
+               Error);
+  EXPECT_THROW(cross_entropy(on_cpu(), {.x = x, .w = w, .targets = make_tensor(on_cpu(), DType::i32, {2}, {0, 4}), .workspace = small}),
+               Error);
+  EXPECT_NO_THROW(
+      cross_entropy(on_cpu(), {.x = x, .w = w, .targets = make_tensor(on_cpu(), DType::i32, {2}, {0, 4}), .workspace = workspace}));
 }
 
 TEST(CrossEntropy, EqualLogitsCostTheLogarithmOfTheVocabulary) {
-  const Device cpu = Device::cpu();
-  const OwnedTensor x = make_tensor(cpu, DType::f32, {3, 2}, std::vector<double>(6, 0)),
-                    w = make_tensor(cpu, DType::f32, {1000, 2}, std::vector<double>(2000, 1));
-  const OwnedTensor loss = make_tensor(cpu, DType::f32, {1}, {5}), workspace = make_tensor(cpu, DType::f32, {3000});
-  cross_entropy({.x = x, .w = w, .targets = make_tensor(cpu, DType::i32, {3}, {7, -1, 999}), .loss = loss, .workspace = workspace});
-  EXPECT_NEAR(to_doubles(loss)[0], 5 + 2 * std::log(1000.0), 1e-5);
+  const OwnedTensor x = make_tensor(on_cpu(), DType::f32, {3, 2}, std::vector<double>(6, 0)),
+                    w = make_tensor(on_cpu(), DType::f32, {1000, 2}, std::vector<double>(2000, 1));
+  const OwnedTensor loss = make_tensor(on_cpu(), DType::f32, {1}, {5}), workspace = make_tensor(on_cpu(), DType::f32, {3000});
+  cross_entropy(on_cpu(),
+                {.x = x, .w = w, .targets = make_tensor(on_cpu(), DType::i32, {3}, {7, -1, 999}), .loss = loss, .workspace = workspace});
+  EXPECT_NEAR(to_doubles(on_cpu(), loss)[0], 5 + 2 * std::log(1000.0), 1e-5);
 }
 
 }  // namespace

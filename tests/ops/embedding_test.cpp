@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "core/error.h"
+#include "tests/devices.h"
 #include "tests/ops/case.h"
 
 namespace bhyt::testing {
@@ -23,13 +24,13 @@ Case embedding_case(std::int64_t n, std::int64_t vocab, std::int64_t cols, bool 
                }
              },
          .forward =
-             [=](Context& k) {
-               embedding(k["tokens"], k["table"], k["out"], {.constant = constant, .learned = learned ? k["scale"] : Tensor{}});
+             [=](CaseTensors& k) {
+               embedding(k.ctx(), k["tokens"], k["table"], k["out"], {.constant = constant, .learned = learned ? k["scale"] : Tensor{}});
              },
          .backward =
-             [=](Context& k) {
+             [=](CaseTensors& k) {
                embedding_backward(
-                   k["tokens"], k["table"], k.grad("out"), k.grad("table"),
+                   k.ctx(), k["tokens"], k["table"], k.grad("out"), k.grad("table"),
                    {.constant = constant, .learned = learned ? k["scale"] : Tensor{}, .dlearned = learned ? k.grad("scale") : Tensor{}});
              }};
   if (learned) c.inputs.push_back({"scale", {1}, Role::parameter, Fill::normal, 1, 8});
@@ -46,19 +47,36 @@ std::vector<Case> benchmarks() { return {embedding_case(2048, 32000, 512, false)
 
 OP_CASES(Embedding, tests, benchmarks)
 
+// A table that is not trained: its learned scale still gets its gradient, with the same bits.
+TEST(Embedding, TheScaleLearnsWithoutTheTable) {
+  for (Context& ctx : test::contexts())
+    for (const DType type : {DType::f32, DType::bf16}) {
+      const Arrays a = draw({{"table", {5, 33}, Role::weight}, {"dout", {4, 33}}}, type);
+      const OwnedTensor table = make_tensor(ctx, type, {5, 33}, a.at("table")), dout = make_tensor(ctx, type, {4, 33}, a.at("dout"));
+      const OwnedTensor tokens = make_tensor(ctx, DType::i32, {4}, {1, 4, 1, 0}), learned = make_tensor(ctx, DType::f32, {1}, {3});
+      const auto slope = [&](const Tensor& dtable) {
+        const OwnedTensor d = make_tensor(ctx, DType::f32, {1}, {2});
+        embedding_backward(ctx, tokens, table, dout, dtable, {.learned = learned, .dlearned = d});
+        return to_doubles(ctx, d);
+      };
+      const OwnedTensor dtable = make_tensor(ctx, DType::f32, {5, 33}, std::vector<double>(165, 0));
+      EXPECT_EQ(slope({}), slope(dtable));
+    }
+}
+
 TEST(Embedding, RefusesTokensOutsideTheTable) {
-  const OwnedTensor table = make_tensor(Device::cpu(), DType::f32, {5, 3}), out = make_tensor(Device::cpu(), DType::f32, {2, 3});
+  const OwnedTensor table = make_tensor(on_cpu(), DType::f32, {5, 3}), out = make_tensor(on_cpu(), DType::f32, {2, 3});
   for (const double bad : {5.0, -1.0, 2147483647.0}) {
-    const OwnedTensor tokens = make_tensor(Device::cpu(), DType::i32, {2}, {0, bad});
-    EXPECT_THROW(embedding(tokens, table, out), Error) << bad;
-    EXPECT_THROW(embedding_backward(tokens, table, out, table), Error) << bad;
+    const OwnedTensor tokens = make_tensor(on_cpu(), DType::i32, {2}, {0, bad});
+    EXPECT_THROW(embedding(on_cpu(), tokens, table, out), Error) << bad;
+    EXPECT_THROW(embedding_backward(on_cpu(), tokens, table, out, table), Error) << bad;
   }
 }
 
 TEST(Embedding, RefusesWrongShapes) {
-  const OwnedTensor table = make_tensor(Device::cpu(), DType::f32, {5, 3}), tokens = make_tensor(Device::cpu(), DType::i32, {2}, {0, 1});
-  EXPECT_THROW(embedding(tokens, table, make_tensor(Device::cpu(), DType::f32, {2, 4})), Error);
-  EXPECT_THROW(embedding(tokens, table, make_tensor(Device::cpu(), DType::bf16, {2, 3})), Error);
+  const OwnedTensor table = make_tensor(on_cpu(), DType::f32, {5, 3}), tokens = make_tensor(on_cpu(), DType::i32, {2}, {0, 1});
+  EXPECT_THROW(embedding(on_cpu(), tokens, table, make_tensor(on_cpu(), DType::f32, {2, 4})), Error);
+  EXPECT_THROW(embedding(on_cpu(), tokens, table, make_tensor(on_cpu(), DType::bf16, {2, 3})), Error);
 }
 
 }  // namespace

@@ -5,9 +5,10 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <thread>
 
 #include "core/error.h"
-#include "core/parallel.h"
+#include "ops/gemm/tuning.h"
 #include "ops/linear/linear.h"
 #include "tests/devices.h"
 #include "tests/ops/case.h"
@@ -34,26 +35,26 @@ void reference_product(const GemmCase& g, const std::vector<double>& a, const st
       for (std::int64_t l = 0; l < g.k; ++l)
         sum += at(a, g.options.trans_a ? l * lda + i + e : i * lda + l + e) * at(b, g.options.trans_b ? j * ldb + l + e : l * ldb + j + e);
       double& out = c[static_cast<std::size_t>(i * (g.n + 2 * e) + j + e)];
-      out = g.options.alpha * sum + (g.options.accumulate ? out : 0);
+      out = sum + (g.options.accumulate ? out : 0);
     }
 }
 
 Case gemm_case(const GemmCase& g) {
   const std::int64_t e = g.margin;
-  const auto [ta, tb, accumulate, alpha] = g.options;
-  return {.name = fmt::format("{}x{}x{}{}{}{}{} alpha {} margin {}", g.m, g.n, g.k, ta ? " ta" : "", tb ? " tb" : "",
-                              accumulate ? " +=" : "", g.fp32_result ? " to fp32" : "", alpha, e),
+  const auto [ta, tb, accumulate] = g.options;
+  return {.name = fmt::format("{}x{}x{}{}{}{}{} margin {}", g.m, g.n, g.k, ta ? " ta" : "", tb ? " tb" : "", accumulate ? " +=" : "",
+                              g.fp32_result ? " to fp32" : "", e),
           .inputs = {{"a", {ta ? g.k : g.m, (ta ? g.m : g.k) + 2 * e}, Role::constant},
                      {"b", {tb ? g.n : g.k, (tb ? g.k : g.n) + 2 * e}, Role::constant},
                      {"before", {g.m, g.n + 2 * e}, g.fp32_result ? Role::constant32 : Role::constant}},
           .outputs = {{"c", {g.m, g.n + 2 * e}, g.fp32_result ? Output::Type::fp32 : Output::Type::run}},
           .reference = [g](Arrays& x, Round) { reference_product(g, x["a"], x["b"], x["before"], x["c"]); },
           .forward =
-              [g, e](Context& x) {
+              [g, e](CaseTensors& x) {
                 // Without accumulation what is there must not matter, so it is left at the NaN it holds (but for the margins).
-                if (g.options.accumulate || e > 0) copy(x["before"], x["c"]);
+                if (g.options.accumulate || e > 0) copy(x.ctx(), x["before"], x["c"]);
                 const auto inner = [e](const Tensor& t) { return t.col_slice(e, t.cols() - 2 * e); };
-                gemm(inner(x["a"]), inner(x["b"]), inner(x["c"]), g.options);
+                gemm(x.ctx(), inner(x["a"]), inner(x["b"]), inner(x["c"]), g.options);
               },
           .flops = 2.0 * static_cast<double>(g.m) * static_cast<double>(g.n) * static_cast<double>(g.k)};
 }
@@ -64,19 +65,17 @@ std::vector<Case> gemm_tests() {
     for (const bool tb : {false, true})
       for (const bool accumulate : {false, true}) {
         const GemmOptions o{.trans_a = ta, .trans_b = tb, .accumulate = accumulate};
-        GemmOptions half = o;
-        half.alpha = 0.5f;
         cases.push_back(gemm_case({.m = 33, .n = 31, .k = 32, .options = o}));
-        cases.push_back(gemm_case({.m = 101, .n = 67, .k = 127, .options = half, .margin = 3}));
+        cases.push_back(gemm_case({.m = 101, .n = 67, .k = 127, .options = o, .margin = 3}));
         cases.push_back(gemm_case({.m = 1, .n = 257, .k = 131, .options = o, .fp32_result = true}));
-        cases.push_back(gemm_case({.m = 3, .n = 5, .k = 130, .options = half, .fp32_result = true, .margin = 1}));
+        cases.push_back(gemm_case({.m = 3, .n = 5, .k = 130, .options = o, .fp32_result = true, .margin = 1}));
       }
   for (const std::int64_t n : {1, 31, 32, 33}) cases.push_back(gemm_case({.m = n, .n = n, .k = n}));
   cases.push_back(gemm_case({.m = 1, .n = 1, .k = 1, .options = {.trans_b = true}}));
   // Several pieces for the threads; several panels of the bf16 path in each direction.
   cases.push_back(gemm_case({.m = 193, .n = 1100, .k = 37, .options = {.trans_b = true, .accumulate = true}}));
   cases.push_back(gemm_case({.m = 613, .n = 97, .k = 50, .fp32_result = true}));
-  cases.push_back(gemm_case({.m = 53, .n = 41, .k = 2111, .options = {.trans_a = true, .accumulate = true, .alpha = 0.25f}}));
+  cases.push_back(gemm_case({.m = 53, .n = 41, .k = 2111, .options = {.trans_a = true, .accumulate = true}}));
   return cases;
 }
 
@@ -105,13 +104,13 @@ Case linear_case(std::int64_t n, std::int64_t in, std::int64_t out, bool residua
                 reference_product(g, a["x"], a["w"], a["residual"], a["y"]);
               },
           .forward =
-              [=](Context& c) {
-                if (in_place) copy(c["residual"], c["y"]);
+              [=](CaseTensors& c) {
+                if (in_place) copy(c.ctx(), c["residual"], c["y"]);
                 Epilogue e;
                 if (residual) e.residual = in_place ? c["y"] : c["residual"];
-                linear(c["x"], c["w"], c["y"], e);
+                linear(c.ctx(), c["x"], c["w"], c["y"], e);
               },
-          .backward = [](Context& c) { linear_backward(c["x"], c["w"], c.grad("y"), c.grad("x"), c.grad("w")); }};
+          .backward = [](CaseTensors& c) { linear_backward(c.ctx(), c["x"], c["w"], c.grad("y"), c.grad("x"), c.grad("w")); }};
 }
 
 std::vector<Case> linear_tests() {
@@ -122,65 +121,68 @@ std::vector<Case> no_benchmarks() { return {}; }
 
 OP_CASES(Linear, linear_tests, no_benchmarks)
 
-OwnedTensor filled(DType type, const Shape& shape, double value) {
+OwnedTensor filled(Context& ctx, DType type, const Shape& shape, double value) {
   std::int64_t n = 1;
   for (const auto d : shape) n *= d;
-  return make_tensor(Device::cpu(), type, shape, std::vector<double>(static_cast<std::size_t>(n), value));
+  return make_tensor(ctx, type, shape, std::vector<double>(static_cast<std::size_t>(n), value));
 }
 
 TEST(Linear, AddsToTheGradientOfItsInputWhenAsked) {
-  const OwnedTensor dy = filled(DType::f32, {3, 2}, 1), w = filled(DType::f32, {2, 4}, 3), dx = filled(DType::f32, {3, 4}, 10);
-  linear_backward({}, w, dy, dx, {}, {.dx = true});
-  for (const double g : to_doubles(dx)) EXPECT_EQ(g, 16);
+  const OwnedTensor dy = filled(on_cpu(), DType::f32, {3, 2}, 1), w = filled(on_cpu(), DType::f32, {2, 4}, 3),
+                    dx = filled(on_cpu(), DType::f32, {3, 4}, 10);
+  linear_backward(on_cpu(), {}, w, dy, dx, {}, {.dx = true});
+  for (const double g : to_doubles(on_cpu(), dx)) EXPECT_EQ(g, 16);
 }
 
 TEST(Gemm, SumsOverNothing) {
   for (const DType type : {DType::f32, DType::bf16}) {
-    const OwnedTensor a = make_tensor(Device::cpu(), type, {2, 0}), b = make_tensor(Device::cpu(), type, {0, 3});
-    const OwnedTensor c = filled(type, {2, 3}, 5);
-    gemm(a, b, c, {.accumulate = true});
-    for (const double x : to_doubles(c)) EXPECT_EQ(x, 5);
-    gemm(a, b, c);
-    for (const double x : to_doubles(c)) EXPECT_EQ(x, 0);
-    const OwnedTensor none = make_tensor(Device::cpu(), type, {0, 3}), left = make_tensor(Device::cpu(), type, {0, 2});
-    gemm(left, filled(type, {2, 3}, 1), none);
-    gemm(filled(type, {3, 2}, 1), filled(type, {2, 0}, 1), make_tensor(Device::cpu(), type, {3, 0}));
+    const OwnedTensor a = make_tensor(on_cpu(), type, {2, 0}), b = make_tensor(on_cpu(), type, {0, 3});
+    const OwnedTensor c = filled(on_cpu(), type, {2, 3}, 5);
+    gemm(on_cpu(), a, b, c, {.accumulate = true});
+    for (const double x : to_doubles(on_cpu(), c)) EXPECT_EQ(x, 5);
+    gemm(on_cpu(), a, b, c);
+    for (const double x : to_doubles(on_cpu(), c)) EXPECT_EQ(x, 0);
+    const OwnedTensor none = make_tensor(on_cpu(), type, {0, 3}), left = make_tensor(on_cpu(), type, {0, 2});
+    gemm(on_cpu(), left, filled(on_cpu(), type, {2, 3}, 1), none);
+    gemm(on_cpu(), filled(on_cpu(), type, {3, 2}, 1), filled(on_cpu(), type, {2, 0}, 1), make_tensor(on_cpu(), type, {3, 0}));
   }
 }
 
 TEST(Gemm, WritesBf16FromFp32) {
-  const OwnedTensor a = filled(DType::f32, {40, 3}, 1.0 / 3), b = filled(DType::f32, {3, 50}, 1.0 / 3),
-                    c = filled(DType::bf16, {40, 50}, 1);
-  gemm(a, b, c, {.accumulate = true});
-  for (const double x : to_doubles(c)) EXPECT_NEAR(x, 4.0 / 3, 0x1p-8);
+  const OwnedTensor a = filled(on_cpu(), DType::f32, {40, 3}, 1.0 / 3), b = filled(on_cpu(), DType::f32, {3, 50}, 1.0 / 3),
+                    c = filled(on_cpu(), DType::bf16, {40, 50}, 1);
+  gemm(on_cpu(), a, b, c, {.accumulate = true});
+  for (const double x : to_doubles(on_cpu(), c)) EXPECT_NEAR(x, 4.0 / 3, 0x1p-8);
 }
 
 // A run stops at a NaN only if it gets to the loss.
 TEST(Gemm, KeepsNaN) {
   for (const DType type : {DType::f32, DType::bf16})
     for (const std::int64_t m : {1, 9}) {
-      const OwnedTensor a = filled(type, {m, 20}, std::numeric_limits<double>::quiet_NaN()), b = filled(type, {30, 20}, 0),
-                        c = filled(type, {m, 30}, 0);
-      gemm(a, b, c, {.trans_b = true});
-      for (const double x : to_doubles(c)) EXPECT_TRUE(std::isnan(x));
+      const OwnedTensor a = filled(on_cpu(), type, {m, 20}, std::numeric_limits<double>::quiet_NaN()),
+                        b = filled(on_cpu(), type, {30, 20}, 0), c = filled(on_cpu(), type, {m, 30}, 0);
+      gemm(on_cpu(), a, b, c, {.trans_b = true});
+      for (const double x : to_doubles(on_cpu(), c)) EXPECT_TRUE(std::isnan(x));
     }
 }
 
-// Each task of a parallel region may multiply; no two of them share scratch memory.
-TEST(Gemm, RunsInsideParallelTasks) {
-  constexpr std::int64_t kTasks = 12, n = 50;
-  set_num_threads(4);
-  for (const DType type : {DType::f32, DType::bf16}) {
-    std::vector<OwnedTensor> results;
-    for (std::int64_t t = 0; t < kTasks; ++t) results.push_back(filled(type, {n, n}, 0));
-    parallel_tasks(kTasks, [&](std::int64_t t) {
-      const OwnedTensor a = filled(type, {n, n}, static_cast<double>(t)), b = filled(type, {n, n}, 1);
-      for (int repeat = 0; repeat < 20; ++repeat) gemm(a, b, results[static_cast<std::size_t>(t)]);
-    });
-    for (std::int64_t t = 0; t < kTasks; ++t)
-      for (const double x : to_doubles(results[static_cast<std::size_t>(t)])) ASSERT_NEAR(x, static_cast<double>(t * n), t * n * 0x1p-8);
-  }
-  set_num_threads(0);
+// Contexts share no scratch memory: each of several threads has its own, with threads of its own below it.
+TEST(Gemm, ContextsMultiplyAtTheSameTime) {
+  constexpr std::int64_t kThreads = 4, n = 150;
+  const auto multiply = [](std::int64_t t, int& wrong) {
+    Context ctx(Device::cpu(), 2);
+    for (const DType type : {DType::f32, DType::bf16}) {
+      const OwnedTensor a = filled(ctx, type, {n, n}, static_cast<double>(t)), b = filled(ctx, type, {n, n}, 1),
+                        c = filled(ctx, type, {n, n}, 0);
+      for (int repeat = 0; repeat < 20; ++repeat) gemm(ctx, a, b, c);
+      for (const double x : to_doubles(ctx, c)) wrong += std::fabs(x - static_cast<double>(t * n)) > static_cast<double>(t * n) * 0x1p-8;
+    }
+  };
+  std::vector<int> wrong(kThreads);
+  std::vector<std::thread> threads;
+  for (std::int64_t t = 0; t < kThreads; ++t) threads.emplace_back(multiply, t, std::ref(wrong[static_cast<std::size_t>(t)]));
+  for (std::thread& t : threads) t.join();
+  EXPECT_EQ(wrong, std::vector<int>(kThreads));
 }
 
 // Sizes at which two, three and four threads cut the result in different places.
@@ -188,44 +190,47 @@ TEST(Gemm, SameBitsOnAnyNumberOfThreads) {
   Rng rng(11);
   for (const DType type : {DType::f32, DType::bf16})
     for (const auto& [m, n, k] : {std::array<std::int64_t, 3>{300, 210, 300}, {1100, 530, 65}, {97, 1050, 64}})
-      for (const GemmOptions& o :
-           {GemmOptions{.trans_b = true}, GemmOptions{}, GemmOptions{.trans_a = true, .accumulate = true, .alpha = 0.3f}}) {
+      for (const GemmOptions& o : {GemmOptions{.trans_b = true}, GemmOptions{}, GemmOptions{.trans_a = true, .accumulate = true}}) {
         const auto random = [&](std::int64_t rows, std::int64_t cols) {
           std::vector<double> v(static_cast<std::size_t>(rows * cols));
           for (double& x : v) x = rng.uniform() - 0.5;
-          return make_tensor(Device::cpu(), type, {rows, cols}, v);
+          return make_tensor(on_cpu(), type, {rows, cols}, v);
         };
         const OwnedTensor a = o.trans_a ? random(k, m) : random(m, k), b = o.trans_b ? random(n, k) : random(k, n);
         std::vector<OwnedTensor> c;
         for (const int threads : {1, 2, 3, 4, 7}) {
-          set_num_threads(threads);
-          c.push_back(filled(type, {m, n}, 0.125));
-          gemm(a, b, c.back(), o);
+          c.push_back(filled(on_cpu(), type, {m, n}, 0.125));
+          gemm(test::context_on(Device::cpu(), threads), a, b, c.back(), o);
           EXPECT_EQ(std::memcmp(c.front().t.data, c.back().t.data, c.front().t.bytes()), 0)
               << threads << " threads, " << m << "x" << n << "x" << k;
         }
       }
-  set_num_threads(0);
 }
 
-// Products large enough that a GPU measures which algorithm to take: what the measuring leaves behind must not show.
+// Products large enough that tune_products measures which algorithm a GPU takes: what the measuring leaves behind must not show.
 TEST(Gemm, LargeProductsOnTheGpuEqualTheCpu) {
   BHYT_SKIP_WITHOUT_GPU();
   constexpr std::int64_t m = 768, n = 1032, k = 640;
   static_assert(2.0 * m * n * k >= 1e9);
-  const Device gpu = Device::cuda(0);
+  Context gpu(Device::cuda(0));
   for (const auto& [type, result] : {std::pair{DType::f32, DType::f32}, {DType::bf16, DType::bf16}, {DType::bf16, DType::f32}})
     for (const GemmOptions& o : {GemmOptions{.trans_b = true}, GemmOptions{}, GemmOptions{.trans_a = true, .accumulate = true}}) {
       SCOPED_TRACE(fmt::format("{} to {}{}{}{}", name_of(type), name_of(result), o.trans_a ? " ta" : "", o.trans_b ? " tb" : "",
                                o.accumulate ? " +=" : ""));
       const Shape as = o.trans_a ? Shape{k, m} : Shape{m, k}, bs = o.trans_b ? Shape{n, k} : Shape{k, n};
       const Arrays x = draw({{"a", as, Role::constant}, {"b", bs, Role::constant}, {"c", {m, n}, Role::constant}}, type);
-      const auto product = [&](Device device, DType in, DType out) {
-        const OwnedTensor c = make_tensor(device, out, {m, n}, x.at("c"));
-        gemm(make_tensor(device, in, as, x.at("a")), make_tensor(device, in, bs, x.at("b")), c, o);
-        return to_doubles(c);
+      const auto product = [&](Context& ctx, DType in, DType out) {
+        const OwnedTensor a = make_tensor(ctx, in, as, x.at("a")), b = make_tensor(ctx, in, bs, x.at("b")),
+                          c = make_tensor(ctx, out, {m, n}, x.at("c"));
+        gemm(ctx, a, b, c, o);
+        const auto before = to_doubles(ctx, c);
+        cuda::tune_products(ctx);
+        EXPECT_EQ(to_doubles(ctx, c), before) << "changed by the measuring";
+        return before;
       };
-      const auto expected = product(Device::cpu(), DType::f32, DType::f32), got = product(gpu, type, result);
+      const auto expected = product(on_cpu(), DType::f32, DType::f32);
+      product(gpu, type, result);  // with the library's first choice; the next one with what was chosen
+      const auto got = product(gpu, type, result);
       EXPECT_EQ(got, product(gpu, type, result)) << "another algorithm the second time";
       const double bar = result == DType::f32 ? 1e-3 : 0x1p-8 * 200;  // sums of 640 products, of length 25, at most some 130
       for (std::size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], bar) << i;
@@ -233,15 +238,16 @@ TEST(Gemm, LargeProductsOnTheGpuEqualTheCpu) {
 }
 
 TEST(Gemm, RefusesWhatDoesNotFit) {
-  const OwnedTensor a = filled(DType::f32, {2, 3}, 1), b = filled(DType::f32, {3, 4}, 1), c = filled(DType::f32, {2, 4}, 0);
-  EXPECT_THROW(gemm(a, a, c), Error);
-  EXPECT_THROW(gemm(a, b, c, {.trans_a = true}), Error);
-  EXPECT_THROW(gemm(a, b, a), Error);
-  EXPECT_THROW(gemm(a, filled(DType::bf16, {3, 4}, 1), c), Error);
-  EXPECT_THROW(gemm(a, b, filled(DType::i32, {2, 4}, 0)), Error);
-  EXPECT_THROW(gemm(a, b, Tensor(nullptr, DType::f32, Device::cpu(), {2, 4})), Error);
-  EXPECT_THROW(linear(a, filled(DType::f32, {4, 3}, 1), c, {.residual = a}), Error);
-  EXPECT_THROW(linear_backward(a, b, c, {}, filled(DType::bf16, {4, 3}, 0)), Error);
+  const OwnedTensor a = filled(on_cpu(), DType::f32, {2, 3}, 1), b = filled(on_cpu(), DType::f32, {3, 4}, 1),
+                    c = filled(on_cpu(), DType::f32, {2, 4}, 0);
+  EXPECT_THROW(gemm(on_cpu(), a, a, c), Error);
+  EXPECT_THROW(gemm(on_cpu(), a, b, c, {.trans_a = true}), Error);
+  EXPECT_THROW(gemm(on_cpu(), a, b, a), Error);
+  EXPECT_THROW(gemm(on_cpu(), a, filled(on_cpu(), DType::bf16, {3, 4}, 1), c), Error);
+  EXPECT_THROW(gemm(on_cpu(), a, b, filled(on_cpu(), DType::i32, {2, 4}, 0)), Error);
+  EXPECT_THROW(gemm(on_cpu(), a, b, Tensor(nullptr, DType::f32, Device::cpu(), {2, 4})), Error);
+  EXPECT_THROW(linear(on_cpu(), a, filled(on_cpu(), DType::f32, {4, 3}, 1), c, {.residual = a}), Error);
+  EXPECT_THROW(linear_backward(on_cpu(), a, b, c, {}, filled(on_cpu(), DType::bf16, {4, 3}, 0)), Error);
 }
 
 }  // namespace

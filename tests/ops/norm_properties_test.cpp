@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "ops/norm/methods.h"
 #include "ops/norm/norm.h"
+#include "tests/devices.h"
 #include "tests/ops/case.h"
 
 namespace bhyt::testing {
@@ -29,10 +30,9 @@ std::vector<double> sample(const std::string& what, std::size_t n) {
 // One row through a site of a method's plan, γ = 1, with the scalar it starts with (lambda > 0: with that).
 std::vector<double> through(const SitePlan& plan, const std::vector<double>& x, double lambda = 0) {
   const auto c = static_cast<std::int64_t>(x.size());
-  const Device here = Device::cpu();
-  const OwnedTensor tx = make_tensor(here, DType::f32, {1, c}, x), z = make_tensor(here, DType::f32, {1, c}),
-                    gamma = make_tensor(here, DType::f32, {c}, std::vector<double>(x.size(), 1.0)),
-                    scale = make_tensor(here, DType::f32, {1}, {lambda > 0 ? lambda : plan.scale0});
+  const OwnedTensor tx = make_tensor(on_cpu(), DType::f32, {1, c}, x), z = make_tensor(on_cpu(), DType::f32, {1, c}),
+                    gamma = make_tensor(on_cpu(), DType::f32, {c}, std::vector<double>(x.size(), 1.0)),
+                    scale = make_tensor(on_cpu(), DType::f32, {1}, {lambda > 0 ? lambda : plan.scale0});
   const NormSite site{.stat = plan.stat,
                       .map = plan.map,
                       .factor = plan.factor,
@@ -40,8 +40,8 @@ std::vector<double> through(const SitePlan& plan, const std::vector<double>& x, 
                       .out_factor = plan.out_factor,
                       .gamma = gamma,
                       .scale = plan.scale == ScaleKind::none ? Tensor{} : scale.t};
-  norm(site, {.x = tx, .z = z});
-  return to_doubles(z);
+  norm(on_cpu(), site, {.x = tx, .z = z});
+  return to_doubles(on_cpu(), z);
 }
 
 double mean_of_squares(const std::vector<double>& x) {
@@ -81,17 +81,16 @@ TEST(NormProperties, VarianceIsSandwiched) {
 // The largest singular value of a norm's Jacobian at x, by power iteration with the kernel's own backward (Jᵀ) and differences (J).
 double jacobian_norm(const NormSite& site, const std::vector<double>& x) {
   const auto c = static_cast<std::int64_t>(x.size());
-  const Device here = Device::cpu();
   std::vector<std::vector<double>> rows;  // Jᵀ column by column: the backward of unit cotangents
-  const OwnedTensor tx = make_tensor(here, DType::f32, {1, c}, x), z = make_tensor(here, DType::f32, {1, c}),
-                    stats = make_tensor(here, DType::f32, {2, 1}), dx = make_tensor(here, DType::f32, {1, c});
-  norm(site, {.x = tx, .z = z, .stats = stats});
+  const OwnedTensor tx = make_tensor(on_cpu(), DType::f32, {1, c}, x), z = make_tensor(on_cpu(), DType::f32, {1, c}),
+                    stats = make_tensor(on_cpu(), DType::f32, {2, 1}), dx = make_tensor(on_cpu(), DType::f32, {1, c});
+  norm(on_cpu(), site, {.x = tx, .z = z, .stats = stats});
   for (std::int64_t i = 0; i < c; ++i) {
     std::vector<double> unit(x.size(), 0.0);
     unit[static_cast<std::size_t>(i)] = 1;
-    const OwnedTensor dz = make_tensor(here, DType::f32, {1, c}, unit);
-    norm_backward(site, {}, {.x = tx, .stats = stats, .dz = dz, .dx = dx, .accumulate = false});
-    rows.push_back(to_doubles(dx));
+    const OwnedTensor dz = make_tensor(on_cpu(), DType::f32, {1, c}, unit);
+    norm_backward(on_cpu(), site, {}, {.x = tx, .stats = stats, .dz = dz, .dx = dx, .accumulate = false});
+    rows.push_back(to_doubles(on_cpu(), dx));
   }
   std::vector<double> v(x.size(), 1.0), u(x.size());
   double sigma = 0;
@@ -114,13 +113,13 @@ double jacobian_norm(const NormSite& site, const std::vector<double>& x) {
 
 TEST(NormProperties, JacobianIsBoundedByRmsNorms) {
   const std::int64_t c = 24;
-  const OwnedTensor gamma = make_tensor(Device::cpu(), DType::f32, {c}, std::vector<double>(24, 1.0));
+  const OwnedTensor gamma = make_tensor(on_cpu(), DType::f32, {c}, std::vector<double>(24, 1.0));
   for (const double lambda : {0.5, 2.0, 9.0})
     for (const double size : {1e-3, 1.0, 30.0}) {
       Rng rng(static_cast<std::uint64_t>(lambda * 10 + size));
       std::vector<double> x(24);
       for (double& v : x) v = size * rng.normal() + (size > 1 ? 20 * rng.uniform() : 0);
-      const OwnedTensor scale = make_tensor(Device::cpu(), DType::f32, {1}, {lambda});
+      const OwnedTensor scale = make_tensor(on_cpu(), DType::f32, {1}, {lambda});
       const NormSite rms{.stat = Stat::rms, .map = Map::id, .factor = 1, .eps = 1e-6f, .gamma = gamma};
       const NormSite bhyt{.stat = Stat::rms, .map = Map::tanh, .factor = 0.1f, .eps = 1e-6f, .gamma = gamma, .scale = scale};
       EXPECT_LE(jacobian_norm(bhyt, x), lambda / 10 * jacobian_norm(rms, x) * (1 + 1e-4));
@@ -146,31 +145,31 @@ TEST(NormProperties, TraceIdentityEqualsTheDenseProduct) {
                  wo[static_cast<std::size_t>(j * s.heads * s.head_dim + h * s.head_dim + e)];
         frobenius += m * m;
       }
-    for (const Device device : devices()) {
-      const OwnedTensor v = make_tensor(device, DType::f32, {s.kv * s.head_dim, s.d}, wv),
-                        o = make_tensor(device, DType::f32, {s.d, s.heads * s.head_dim}, wo), c = make_tensor(device, DType::f32, {1});
-      attention_constant(v, o, s.heads, s.kv, 128, c);
-      EXPECT_NEAR(to_doubles(c)[0] / (frobenius / (128.0 * static_cast<double>(s.d))), 1, 1e-5);
+    for (Context& ctx : test::contexts()) {
+      const OwnedTensor v = make_tensor(ctx, DType::f32, {s.kv * s.head_dim, s.d}, wv),
+                        o = make_tensor(ctx, DType::f32, {s.d, s.heads * s.head_dim}, wo), c = make_tensor(ctx, DType::f32, {1});
+      attention_constant(ctx, v, o, s.heads, s.kv, 128, c);
+      EXPECT_NEAR(to_doubles(ctx, c)[0] / (frobenius / (128.0 * static_cast<double>(s.d))), 1, 1e-5);
     }
   }
 }
 
 TEST(NormProperties, ConstantFollowsTheFirstSite) {
-  for (const Device device : devices()) {
-    const OwnedTensor c_attn = make_tensor(device, DType::f32, {1}, {3.0}), lambda = make_tensor(device, DType::f32, {1}, {2.0}),
-                      gamma = make_tensor(device, DType::f32, {3}, {1.0, 2.0, 3.0}), out = make_tensor(device, DType::f32, {1});
-    norm_constant(c_attn, lambda, 0.1f, {}, out);
-    EXPECT_NEAR(to_doubles(out)[0], 3.0 * 0.04, 1e-6);
-    norm_constant(c_attn, {}, 1, gamma, out);
-    EXPECT_NEAR(to_doubles(out)[0], 3.0 * 14 / 3, 1e-5);
+  for (Context& ctx : test::contexts()) {
+    const OwnedTensor c_attn = make_tensor(ctx, DType::f32, {1}, {3.0}), lambda = make_tensor(ctx, DType::f32, {1}, {2.0}),
+                      gamma = make_tensor(ctx, DType::f32, {3}, {1.0, 2.0, 3.0}), out = make_tensor(ctx, DType::f32, {1});
+    norm_constant(ctx, c_attn, lambda, 0.1f, {}, out);
+    EXPECT_NEAR(to_doubles(ctx, out)[0], 3.0 * 0.04, 1e-6);
+    norm_constant(ctx, c_attn, {}, 1, gamma, out);
+    EXPECT_NEAR(to_doubles(ctx, out)[0], 3.0 * 14 / 3, 1e-5);
   }
 }
 
 TEST(NormProperties, RowMoments) {
-  for (const Device device : devices()) {
-    const OwnedTensor x = make_tensor(device, DType::f32, {2, 2}, {3, 4, -1, 1}), out = make_tensor(device, DType::f32, {4});
-    row_moments(x, out);
-    const auto m = to_doubles(out);
+  for (Context& ctx : test::contexts()) {
+    const OwnedTensor x = make_tensor(ctx, DType::f32, {2, 2}, {3, 4, -1, 1}), out = make_tensor(ctx, DType::f32, {4});
+    row_moments(ctx, x, out);
+    const auto m = to_doubles(ctx, out);
     EXPECT_NEAR(m[0], (5 + std::sqrt(2.0)) / 2, 1e-6);
     EXPECT_NEAR(m[1], (3.5 + 1) / 2, 1e-6);
     EXPECT_NEAR(m[2], (0.25 + 1) / 2, 1e-6);

@@ -96,10 +96,10 @@ std::vector<Input> site_inputs(const SitePlan& plan, std::int64_t n, std::int64_
   return in;
 }
 
-Tensor value(Context& c, const std::string& name, bool there) { return there ? c[name] : Tensor{}; }
-Tensor gradient(Context& c, const std::string& name, bool there) { return there ? c.grad(name) : Tensor{}; }
+Tensor value(CaseTensors& c, const std::string& name, bool there) { return there ? c[name] : Tensor{}; }
+Tensor gradient(CaseTensors& c, const std::string& name, bool there) { return there ? c.grad(name) : Tensor{}; }
 
-NormSite site_of(Context& c, const SitePlan& p) {
+NormSite site_of(CaseTensors& c, const SitePlan& p) {
   return {.stat = p.stat,
           .map = p.map,
           .factor = p.factor,
@@ -112,7 +112,7 @@ NormSite site_of(Context& c, const SitePlan& p) {
           .gate = value(c, "gate", p.seed),
           .direction = value(c, "direction", p.seed)};
 }
-NormGrads grads_of(Context& c, const SitePlan& p) {
+NormGrads grads_of(CaseTensors& c, const SitePlan& p) {
   return {.gamma = c.grad("gamma"),
           .beta = gradient(c, "beta", p.beta),
           .scale = gradient(c, "scale", p.scale != ScaleKind::none),
@@ -135,22 +135,23 @@ Case exact_case(const std::string& name, const SitePlan& plan, std::int64_t n, s
     const RowReference row{plan, a, c};
     for (std::int64_t i = 0; i < n; ++i) row.run(x.data() + i * c, a["z"].data() + i * c, 0);
   };
-  k.forward = [=](Context& t) {
-    norm(site_of(t, plan), {.x = t["x"],
-                            .add = value(t, "h", e.add),
-                            .sum = value(t, "sum", e.add),
-                            .z = t["z"],
-                            .stats = t.scratch("stats", DType::f32, {2, n})});
+  k.forward = [=](CaseTensors& t) {
+    norm(t.ctx(), site_of(t, plan),
+         {.x = t["x"],
+          .add = value(t, "h", e.add),
+          .sum = value(t, "sum", e.add),
+          .z = t["z"],
+          .stats = t.scratch("stats", DType::f32, {2, n})});
   };
-  k.backward = [=](Context& t) {
-    if (e.add) copy(t.grad("sum"), t.grad("x"));
-    norm_backward(site_of(t, plan), grads_of(t, plan),
+  k.backward = [=](CaseTensors& t) {
+    if (e.add) copy(t.ctx(), t.grad("sum"), t.grad("x"));
+    norm_backward(t.ctx(), site_of(t, plan), grads_of(t, plan),
                   {.x = e.add ? t["sum"] : t["x"],
                    .stats = t.scratch("stats", DType::f32, {2, n}),
                    .dz = t.grad("z"),
                    .dx = t.grad("x"),
                    .accumulate = e.add});
-    if (e.add) copy(t.grad("x"), t.grad("h"));
+    if (e.add) copy(t.ctx(), t.grad("x"), t.grad("h"));
   };
   k.by_row = true;
   k.ulps = 256;
@@ -185,12 +186,12 @@ Case given_case(const std::string& name, const SitePlan& plan, std::int64_t n, s
     }
     if (e.aux > 0) a["aux"][0] = aux;
   };
-  const auto ones = [=](Context& t) {
+  const auto ones = [=](CaseTensors& t) {
     const Tensor& g = t.scratch("ones", DType::f32, {c});
-    copy(make_tensor(t.device(), DType::f32, {c}, std::vector<double>(static_cast<std::size_t>(c), 1.0)), g);
+    copy(t.ctx(), make_tensor(t.ctx(), DType::f32, {c}, std::vector<double>(static_cast<std::size_t>(c), 1.0)), g);
     return NormSite{.stat = Stat::rms, .map = Map::id, .factor = 1, .eps = 1e-5f, .gamma = g};
   };
-  const auto given = [=](Context& t, double aux) {
+  const auto given = [=](CaseTensors& t, double aux) {
     const Tensor& stats = t.scratch("stats0", DType::f32, {2, n});
     return Given{.ms = Tensor(stats.data, DType::f32, t.device(), {n}),
                  .constant = t["constant"],
@@ -203,34 +204,34 @@ Case given_case(const std::string& name, const SitePlan& plan, std::int64_t n, s
                  .aux = static_cast<float>(aux),
                  .exact = t.scratch("exact", DType::f32, {n})};
   };
-  k.forward = [=](Context& t) {
-    norm(ones(t), {.x = t["x0"], .z = t["z0"], .stats = t.scratch("stats0", DType::f32, {2, n})});
+  k.forward = [=](CaseTensors& t) {
+    norm(t.ctx(), ones(t), {.x = t["x0"], .z = t["z0"], .stats = t.scratch("stats0", DType::f32, {2, n})});
     const Given g = given(t, e.aux);
-    norm(site_of(t, plan), {.x = t["x"], .z = t["z"], .stats = {}, .given = &g});
+    norm(t.ctx(), site_of(t, plan), {.x = t["x"], .z = t["z"], .stats = {}, .given = &g});
     if (e.aux == 0) return;
     // What the backward is the gradient of, from the mean squares that the forwards kept.
-    const auto first = [&](const Tensor& s, double otherwise) { return s ? to_doubles(s)[0] : otherwise; };
-    const std::vector<double> ms = to_doubles(g.ms), exact = to_doubles(g.exact);
+    const auto first = [&](const Tensor& s, double otherwise) { return s ? to_doubles(t.ctx(), s)[0] : otherwise; };
+    const std::vector<double> ms = to_doubles(t.ctx(), g.ms), exact = to_doubles(t.ctx(), g.exact);
     double aux = 0;
     for (std::size_t i = 0; i < ms.size(); ++i) {
       const double s = e.calibration * (ms[i] * (1 + first(g.ms_correction, 0)) + first(g.constant_correction, 1) * first(g.constant, 0));
       const double gap = std::log(s + 1e-8) - std::log(exact[i] + 1e-8);
       aux += gap * gap;
     }
-    copy(make_tensor(t.device(), DType::f32, {1}, {aux}), t["aux"]);
+    copy(t.ctx(), make_tensor(t.ctx(), DType::f32, {1}, {aux}), t["aux"]);
   };
-  k.backward = [=](Context& t) {
+  k.backward = [=](CaseTensors& t) {
     // The auxiliary output's cotangent is the weight of the auxiliary loss.
-    const double aux = e.aux > 0 ? to_doubles(t.grad("aux"))[0] : 0;
+    const double aux = e.aux > 0 ? to_doubles(t.ctx(), t.grad("aux"))[0] : 0;
     const Given g = given(t, aux);
-    norm_backward(site_of(t, plan), grads_of(t, plan),
+    norm_backward(t.ctx(), site_of(t, plan), grads_of(t, plan),
                   {.x = t["x"],
                    .dz = t.grad("z"),
                    .dx = e.aux > 0 ? t.scratch("dx", t.dtype(), {n, c}) : t.grad("x"),
                    .accumulate = false,
                    .given = &g});
     if (e.stop) return;
-    norm_backward(ones(t), {},
+    norm_backward(t.ctx(), ones(t), {},
                   {.x = t["x0"],
                    .stats = t.scratch("stats0", DType::f32, {2, n}),
                    .dz = t.grad("z0"),
@@ -417,23 +418,23 @@ TEST(Norm, OutputsWrittenPastTheCacheHaveTheSameBits) {
   for (const DType type : {DType::f32, DType::bf16})
     for (const std::int64_t cols : {1, 7, 255, 256, 261, 1001}) {
       const std::int64_t rows = 3, wide = (cols + 15) / 16 * 16 + 16;
-      const Device here = Device::cpu();
       Rng rng(3);
       std::vector<double> values(static_cast<std::size_t>(rows * wide));
       for (double& v : values) v = rng.normal();
-      const OwnedTensor x = make_tensor(here, type, {rows, wide}, values), h = make_tensor(here, type, {rows, wide}, values),
-                        gamma = make_tensor(here, DType::f32, {cols}, std::vector<double>(static_cast<std::size_t>(cols), 1.5)),
-                        lambda = make_tensor(here, DType::f32, {1}, {2.0});
+      const OwnedTensor x = make_tensor(on_cpu(), type, {rows, wide}, values), h = make_tensor(on_cpu(), type, {rows, wide}, values),
+                        gamma = make_tensor(on_cpu(), DType::f32, {cols}, std::vector<double>(static_cast<std::size_t>(cols), 1.5)),
+                        lambda = make_tensor(on_cpu(), DType::f32, {1}, {2.0});
       const NormSite site{.stat = plan.stat, .map = plan.map, .factor = plan.factor, .eps = plan.eps, .gamma = gamma, .scale = lambda};
       const auto run = [&](std::size_t past_cache_bytes) {
-        const OwnedTensor z = make_tensor(here, type, {rows, wide}, std::vector<double>(values.size(), 9.0)),
-                          sum = make_tensor(here, type, {rows, wide}, std::vector<double>(values.size(), 9.0));
-        norm(site, {.x = x.t.col_slice(0, cols),
-                    .add = h.t.col_slice(0, cols),
-                    .sum = sum.t.col_slice(0, cols),
-                    .z = z.t.col_slice(0, cols),
-                    .past_cache_bytes = past_cache_bytes});
-        return std::pair(to_doubles(z), to_doubles(sum));
+        const OwnedTensor z = make_tensor(on_cpu(), type, {rows, wide}, std::vector<double>(values.size(), 9.0)),
+                          sum = make_tensor(on_cpu(), type, {rows, wide}, std::vector<double>(values.size(), 9.0));
+        norm(on_cpu(), site,
+             {.x = x.t.col_slice(0, cols),
+              .add = h.t.col_slice(0, cols),
+              .sum = sum.t.col_slice(0, cols),
+              .z = z.t.col_slice(0, cols),
+              .past_cache_bytes = past_cache_bytes});
+        return std::pair(to_doubles(on_cpu(), z), to_doubles(on_cpu(), sum));
       };
       EXPECT_EQ(run(0), run(std::size_t{1} << 40)) << name_of(type) << " " << cols;
     }

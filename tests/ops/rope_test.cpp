@@ -18,7 +18,7 @@ struct RopeSize {
 // x [N, heads·D + extra]; the table reaches as far as the positions need.
 Case rope_case(const RopeSize& s) {
   const std::int64_t cols = s.heads * s.d + s.extra, reach = s.positions ? 1000 : s.start + s.seq;
-  const auto options = [=](const Context& c, bool inverse) {
+  const auto options = [=](const CaseTensors& c, bool inverse) {
     return RopeOptions{.heads = s.heads,
                        .head_dim = s.d,
                        .seq = s.seq,
@@ -33,9 +33,9 @@ Case rope_case(const RopeSize& s) {
     const double a = angle(static_cast<double>(i / s.d), i % s.d % (s.d / 2));
     return i % s.d < s.d / 2 ? std::cos(a) : std::sin(a);
   };
-  const auto turn = [=](Context& c, const Tensor& from, const Tensor& to, bool inverse) {
-    copy(from, to);
-    rope(to, c["table"], options(c, inverse));
+  const auto turn = [=](CaseTensors& c, const Tensor& from, const Tensor& to, bool inverse) {
+    copy(c.ctx(), from, to);
+    rope(c.ctx(), to, c["table"], options(c, inverse));
   };
   return {
       .name = fmt::format("{} rows, {} heads of {}, seq {} from {}{}", s.n, s.heads, s.d, s.seq, s.start, s.positions ? ", positions" : ""),
@@ -58,8 +58,8 @@ Case rope_case(const RopeSize& s) {
                 y[upper] = x[upper] * std::cos(by) + x[lower] * std::sin(by);
               }
           },
-      .forward = [=](Context& c) { turn(c, c["x"], c["y"], false); },
-      .backward = [=](Context& c) { turn(c, c.grad("y"), c.grad("x"), true); }};
+      .forward = [=](CaseTensors& c) { turn(c, c["x"], c["y"], false); },
+      .backward = [=](CaseTensors& c) { turn(c, c.grad("y"), c.grad("x"), true); }};
 }
 
 std::vector<Case> tests() {
@@ -76,7 +76,7 @@ std::vector<Case> benchmarks() {
 OP_CASES(Rope, tests, benchmarks)
 
 TEST(Rope, TableHoldsCosinesAndSines) {
-  const OwnedTensor table = rope_table(3000, 6, 10000, {}, Device::cpu());
+  const OwnedTensor table = rope_table(on_cpu(), 3000, 6, 10000, {});
   for (const std::int64_t p : {0, 1, 63, 64, 2999})
     for (std::int64_t j = 0; j < 3; ++j) {
       const double angle = static_cast<double>(p) * std::pow(10000.0, -2.0 * static_cast<double>(j) / 6.0);
@@ -87,7 +87,7 @@ TEST(Rope, TableHoldsCosinesAndSines) {
 
 TEST(Rope, Llama3ScalingStretchesTheLongWavelengths) {
   // The inverse frequencies that transformers computes for Llama-3.2 (θ 500,000, D 64).
-  const OwnedTensor table = rope_table(2, 64, 500000, {.kind = RopeScaling::Kind::llama3}, Device::cpu());
+  const OwnedTensor table = rope_table(on_cpu(), 2, 64, 500000, {.kind = RopeScaling::Kind::llama3});
   const float* sine = table.t.as<float>() + 64 + 32;  // position 1: the angle is the frequency itself
   const std::pair<int, double> expected[] = {{1, 0.663601279258728},       {10, 0.016560440883040428}, {14, 0.0032114461064338684},
                                              {15, 0.0012905480107292533},  {16, 0.000429556705057621}, {17, 9.708286233944818e-05},
@@ -96,14 +96,14 @@ TEST(Rope, Llama3ScalingStretchesTheLongWavelengths) {
 }
 
 TEST(Rope, RefusesWhatDoesNotFit) {
-  const OwnedTensor x = make_tensor(Device::cpu(), DType::f32, {4, 8}), table = rope_table(3, 8, 10000, {}, Device::cpu());
-  EXPECT_THROW(rope(x, table, {.heads = 1, .head_dim = 8, .seq = 4}), Error);  // position 3 is beyond the table
-  EXPECT_THROW(rope(x, table, {.heads = 2, .head_dim = 8, .seq = 1}), Error);  // too few columns
-  EXPECT_THROW(rope(x, table, {.heads = 1, .head_dim = 4, .seq = 1}), Error);  // another head width
-  EXPECT_THROW(rope(x, table, {.heads = 1, .head_dim = 8, .seq = 1, .start = -1}), Error);
-  const OwnedTensor positions = make_tensor(Device::cpu(), DType::i32, {4}, {0, 1, 2, 3});
-  EXPECT_THROW(rope(x, table, {.heads = 1, .head_dim = 8, .positions = positions}), Error);
-  EXPECT_THROW(rope_table(3, 7, 10000, {}, Device::cpu()), Error);
+  const OwnedTensor x = make_tensor(on_cpu(), DType::f32, {4, 8}), table = rope_table(on_cpu(), 3, 8, 10000, {});
+  EXPECT_THROW(rope(on_cpu(), x, table, {.heads = 1, .head_dim = 8, .seq = 4}), Error);  // position 3 is beyond the table
+  EXPECT_THROW(rope(on_cpu(), x, table, {.heads = 2, .head_dim = 8, .seq = 1}), Error);  // too few columns
+  EXPECT_THROW(rope(on_cpu(), x, table, {.heads = 1, .head_dim = 4, .seq = 1}), Error);  // another head width
+  EXPECT_THROW(rope(on_cpu(), x, table, {.heads = 1, .head_dim = 8, .seq = 1, .start = -1}), Error);
+  const OwnedTensor positions = make_tensor(on_cpu(), DType::i32, {4}, {0, 1, 2, 3});
+  EXPECT_THROW(rope(on_cpu(), x, table, {.heads = 1, .head_dim = 8, .positions = positions}), Error);
+  EXPECT_THROW(rope_table(on_cpu(), 3, 7, 10000, {}), Error);
 }
 
 }  // namespace

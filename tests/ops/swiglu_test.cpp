@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "tests/devices.h"
 #include "tests/ops/case.h"
 
 namespace bhyt::testing {
@@ -23,11 +24,11 @@ Case swiglu_case(std::int64_t n, std::int64_t f, double scale = 1, bool in_place
                   h[static_cast<std::size_t>(i)] = x[at] / (1 + std::exp(-x[at])) * x[at + static_cast<std::size_t>(f)];
                 }
               },
-          .forward = [](Context& c) { swiglu(c["gate_up"], c["h"]); },
+          .forward = [](CaseTensors& c) { swiglu(c.ctx(), c["gate_up"], c["h"]); },
           .backward =
-              [=](Context& c) {
-                if (in_place) copy(c["gate_up"], c.grad("gate_up"));
-                swiglu_backward(in_place ? c.grad("gate_up") : c["gate_up"], c.grad("h"), c.grad("gate_up"));
+              [=](CaseTensors& c) {
+                if (in_place) copy(c.ctx(), c["gate_up"], c.grad("gate_up"));
+                swiglu_backward(c.ctx(), in_place ? c.grad("gate_up") : c["gate_up"], c.grad("h"), c.grad("gate_up"));
               }};
 }
 
@@ -43,25 +44,24 @@ OP_CASES(Swiglu, tests, benchmarks)
 // The same bits in place of dh, and the gradients that a call without it gives.
 TEST(Swiglu, BackwardWritesTheResultAgain) {
   const std::int64_t n = 5, f = 40;
-  for (const Device device : devices())
+  for (Context& ctx : test::contexts())
     for (const DType type : {DType::f32, DType::bf16}) {
       const Arrays a = draw({{"gate_up", {n, 2 * f}}, {"dh", {n, f}}}, type);
-      const OwnedTensor gate_up = make_tensor(device, type, {n, 2 * f}, a.at("gate_up")),
-                        dh = make_tensor(device, type, {n, f}, a.at("dh"));
-      const OwnedTensor h = make_tensor(device, type, {n, f}), expected = make_tensor(device, type, {n, 2 * f});
-      swiglu(gate_up, h);
-      swiglu_backward(gate_up, dh, expected);
-      swiglu_backward(gate_up, dh, gate_up, dh);
-      EXPECT_EQ(to_doubles(dh), to_doubles(h));
-      EXPECT_EQ(to_doubles(gate_up), to_doubles(expected));
+      const OwnedTensor gate_up = make_tensor(ctx, type, {n, 2 * f}, a.at("gate_up")), dh = make_tensor(ctx, type, {n, f}, a.at("dh"));
+      const OwnedTensor h = make_tensor(ctx, type, {n, f}), expected = make_tensor(ctx, type, {n, 2 * f});
+      swiglu(ctx, gate_up, h);
+      swiglu_backward(ctx, gate_up, dh, expected);
+      swiglu_backward(ctx, gate_up, dh, gate_up, dh);
+      EXPECT_EQ(to_doubles(ctx, dh), to_doubles(ctx, h));
+      EXPECT_EQ(to_doubles(ctx, gate_up), to_doubles(ctx, expected));
     }
 }
 
 TEST(Swiglu, RefusesWrongShapes) {
-  const OwnedTensor gate_up = make_tensor(Device::cpu(), DType::f32, {2, 6}), h = make_tensor(Device::cpu(), DType::f32, {2, 4});
-  EXPECT_THROW(swiglu(gate_up, h), Error);
-  const OwnedTensor half = make_tensor(Device::cpu(), DType::bf16, {2, 3});
-  EXPECT_THROW(swiglu(gate_up, half), Error);
+  const OwnedTensor gate_up = make_tensor(on_cpu(), DType::f32, {2, 6}), h = make_tensor(on_cpu(), DType::f32, {2, 4});
+  EXPECT_THROW(swiglu(on_cpu(), gate_up, h), Error);
+  const OwnedTensor half = make_tensor(on_cpu(), DType::bf16, {2, 3});
+  EXPECT_THROW(swiglu(on_cpu(), gate_up, half), Error);
 }
 
 }  // namespace

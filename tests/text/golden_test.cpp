@@ -165,7 +165,8 @@ TEST_P(Golden, Corpora) {
   for (const auto& [name, want] : (*wanted_)["corpora"].items()) {
     const std::vector<std::string> texts = documents(test::data_dir() + paths.at(name));
     EXPECT_EQ(texts.size(), want["texts"].get<std::size_t>()) << name;
-    const auto all = encode_all(*tokenizer_, {texts.begin(), texts.end()}, {.special = false});
+    Threads threads;
+    const auto all = encode_all(threads, *tokenizer_, {texts.begin(), texts.end()}, {.special = false});
     Checksum sum;
     std::size_t count = 0;
     for (std::size_t i = 0; i < texts.size(); ++i) {

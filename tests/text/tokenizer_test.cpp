@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "core/error.h"
-#include "core/parallel.h"
+#include "core/threads.h"
 #include "tests/text/fuzz_strings.h"
 #include "tests/text/small_tokenizer.h"
 #include "text/bpe.h"
@@ -189,9 +189,8 @@ TEST(Threads, SeveralTokenizersAtOnce) {
         }
       });
   }
-  set_num_threads(3);
-  EXPECT_EQ(encode_all(*a, {texts.begin(), texts.end()}, {}), want_a);
-  set_num_threads(0);
+  Threads three(3);
+  EXPECT_EQ(encode_all(three, *a, {texts.begin(), texts.end()}, {}), want_a);
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include "data/batch.h"
 #include "data/token_file.h"
 #include "io/files.h"
+#include "model/train_pass.h"
 #include "tests/devices.h"
 #include "train/trainer.h"
 
@@ -101,33 +102,35 @@ inline Outcome train(const Words& words, TrainerOptions options = {}) {
 }
 
 // The loss (a sum over the scored tokens) and the gradients of its mean, an arena, of a batch that is a whole step: the one place where
-// these tests call the model's backward. The model is prepared for the batch.
+// these tests call the model's backward.
 struct LossAndGradients {
   double loss = 0;
   std::vector<float> gradients;
 };
-inline LossAndGradients loss_and_gradients(Model& model, const HostBatch& host, bool with_aux) {
+inline LossAndGradients loss_and_gradients(const Model& model, const HostBatch& host, bool with_aux) {
+  Context& ctx = model.context();
   const auto upload = [&](const std::vector<std::int32_t>& from) {
-    OwnedTensor t(model.device(), DType::i32, {host.batch, host.seq});
-    device_copy(model.device(), t.t.data, Device::cpu(), from.data(), t.t.bytes());
+    OwnedTensor t(ctx, DType::i32, {host.batch, host.seq});
+    from_host(ctx, from.data(), t);
     return t;
   };
-  const OwnedTensor tokens = upload(host.tokens), targets = upload(host.targets), loss(model.device(), DType::f32, {1});
-  const OwnedTensor gradients(model.device(), DType::f32, {model.parameters().arena_size()});
+  const OwnedTensor tokens = upload(host.tokens), targets = upload(host.targets), loss(ctx, DType::f32, {1});
+  const Gradients gradients(ctx, model.parameters());
   const auto n = static_cast<double>(host.batch * host.seq);
-  zero(loss);
-  model.forward_backward({.batch = host.batch, .seq = host.seq, .tokens = tokens, .targets = targets}, {.gradients = gradients,
-                                                                                                        .loss = loss,
-                                                                                                        .scale = static_cast<float>(1 / n),
-                                                                                                        .tokens_in_step = n,
-                                                                                                        .with_aux = with_aux,
-                                                                                                        .accumulate = false});
+  zero(ctx, loss);
+  TrainPass pass(ctx, model, {.batch = host.batch, .seq = host.seq});
+  pass.run({.batch = host.batch, .seq = host.seq, .tokens = tokens, .targets = targets}, {.gradients = gradients,
+                                                                                          .loss = loss,
+                                                                                          .scale = static_cast<float>(1 / n),
+                                                                                          .tokens_in_step = n,
+                                                                                          .with_aux = with_aux,
+                                                                                          .accumulate = false});
   LossAndGradients out;
   float sum = 0;
-  device_copy(Device::cpu(), &sum, model.device(), loss.t.data, sizeof sum);
+  to_host(ctx, loss, &sum);
   out.loss = static_cast<double>(sum);
-  out.gradients.resize(static_cast<std::size_t>(gradients.t.size()));
-  device_copy(Device::cpu(), out.gradients.data(), model.device(), gradients.t.data, gradients.t.bytes());
+  out.gradients.resize(static_cast<std::size_t>(gradients.arena.t.size()));
+  to_host(ctx, gradients.arena, out.gradients.data());
   return out;
 }
 

@@ -28,7 +28,8 @@ TEST(Masters, BeginWithEveryBitOfTheInitialValues) {
     for (const char* type : {"dtype=fp32", "dtype=bf16"}) {
       const Folder tmp;
       const auto s = open(small_run(tmp, "a") + on(device) + Words{type, "seed=5"});
-      Model exact(s->config.model.config, Device::cpu(), DType::f32);
+      Context cpu;
+      const Model exact(cpu, s->config.model.config, DType::f32);
       exact.parameters().initialize(5);
       for (const Parameter& p : s->model->parameters().list()) {
         const std::vector<float> master = s->optimizer->masters().read(p);

@@ -55,9 +55,8 @@ struct NaiveStep {
 class NaiveRun {
  public:
   NaiveRun(const RunConfig& config, const std::string& tokens, DType type)
-      : model_(config.model.config, Device::cpu(), type),
-        loader_({.parts = {{tokens, 0}}, .seq_len = kSeq, .batch = kBatch, .seed = kSeed}) {
-    Model exact(config.model.config, Device::cpu(), DType::f32);
+      : model_(ctx_, config.model.config, type), loader_({.parts = {{tokens, 0}}, .seq_len = kSeq, .batch = kBatch, .seed = kSeed}) {
+    const Model exact(ctx_, config.model.config, DType::f32);
     exact.parameters().initialize(kSeed);
     for (const Parameter& p : exact.parameters().list()) {
       const std::vector<float> values = exact.parameters().read_value(p);
@@ -66,7 +65,6 @@ class NaiveRun {
     }
     give_weights();
     model_.refresh_constants();
-    model_.prepare(kBatch, kSeq, true);
   }
 
   NaiveStep step(std::int64_t n) {
@@ -115,6 +113,7 @@ class NaiveRun {
       model_.parameters().write_value(p, values.data());
     }
   }
+  Context ctx_;
   Model model_;
   Loader loader_;
   std::int64_t updates_ = 0;

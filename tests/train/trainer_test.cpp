@@ -91,7 +91,8 @@ TEST(Trainer, RefreshesTheConstantOfTheApproximation) {
     return c;
   };
   const auto of_weights = [](const fs::path& checkpoint) {
-    const auto model = load_model(checkpoint, Device::cpu(), DType::f32);
+    Context cpu;
+    const auto model = load_model(cpu, checkpoint, DType::f32);
     const auto* c = model->constants().as<float>();
     return std::vector<float>(c, c + 2);
   };
@@ -359,7 +360,7 @@ TEST(Init, StartsFromACheckpoint) {
   EXPECT_EQ(Trainer(config_of(b + Words{"norm.seq_len=16", "run.dir=" + tmp / "c"}), {}).config().model.config.norm.seq_len, 16);
   says(error_of(b + Words{"model.preset=tiny"}), "model.preset and model.init");
   says(error_of(b + Words{"model.layers=3", "run.dir=" + tmp / "d"}), "do not fit these keys: model.layers was 2, now is 3");
-  says(error_of(b + Words{"norm.method=dyt", "run.dir=" + tmp / "d"}), "norm.method was \"bhyt\", now is \"dyt\"");
+  says(error_of(b + Words{"norm.method=dyt", "norm.gain=one", "run.dir=" + tmp / "d"}), "norm.method was \"bhyt\", now is \"dyt\"");
   EXPECT_FALSE(fs::exists(tmp / "d"));
 }
 

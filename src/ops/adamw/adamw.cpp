@@ -4,7 +4,6 @@
 #include <string>
 
 #include "core/check.h"
-#include "core/profile.h"
 
 namespace bhyt {
 
@@ -29,16 +28,19 @@ void check_scalar(const Tensor& t, const Tensor& like, const char* what) {
 
 }  // namespace
 
-void gradient_norm(const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm) {
+void gradient_norm(Context& ctx, const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm) {
   check_arena(gradients, gradients, "gradients");
   check_spans(gradients, spans);
   check_scalar(norm, gradients, "the gradient norm");
-  const profile::Scope scope(profile::Kind::optimizer, norm.device);
-  norm.device.is_cuda() ? cuda::gradient_norm(gradients, spans, norm) : cpu::gradient_norm(gradients, spans, norm);
+  const Operation operation(ctx, "gradient_norm", profile::Kind::optimizer, norm.device);
+  if (ctx.device().is_cuda())
+    cuda::gradient_norm(ctx, gradients, spans, norm);
+  else
+    cpu::gradient_norm(ctx, gradients, spans, norm);
 }
 
-void adamw(const Tensor& rests, const Tensor& gradients, const Tensor& m, const Tensor& v, const std::vector<ArenaSpan>& spans,
-           const AdamW& step) {
+void adamw(Context& ctx, const Tensor& low_bits, const Tensor& gradients, const Tensor& m, const Tensor& v,
+           const std::vector<ArenaSpan>& spans, const AdamW& step) {
   check_arena(gradients, gradients, "gradients");
   check_arena(m, gradients, "first moments");
   check_arena(v, gradients, "second moments");
@@ -48,17 +50,20 @@ void adamw(const Tensor& rests, const Tensor& gradients, const Tensor& m, const 
               s.value.device == gradients.device,
           "[adamw] expected a value fp32 or bf16 of {} elements on {}, got {} {} on {}", s.size, name_of(gradients.device),
           name_of(s.value.dtype), shape_string(s.value), name_of(s.value.device));
-    check(
-        s.value.dtype == DType::f32 || (rests.dtype == DType::u16 && rests.size() == gradients.size() && rests.device == gradients.device),
-        "[adamw] expected the rests of bf16 values, uint16 of {} elements on {}, got {} of {} on {}", gradients.size(),
-        name_of(gradients.device), name_of(rests.dtype), rests.size(), name_of(rests.device));
+    check(s.value.dtype == DType::f32 ||
+              (low_bits.dtype == DType::u16 && low_bits.size() == gradients.size() && low_bits.device == gradients.device),
+          "[adamw] expected the low bits of bf16 values, uint16 of {} elements on {}, got {} of {} on {}", gradients.size(),
+          name_of(gradients.device), name_of(low_bits.dtype), low_bits.size(), name_of(low_bits.device));
   }
   check(step.step >= 1, "[adamw] expected steps from 1, got {}", step.step);
   check(step.clip <= 0 || step.grad_norm, "[adamw] expected the gradient norm, which clipping needs");
   if (step.grad_norm) check_scalar(step.grad_norm, gradients, "the gradient norm");
   if (step.loss) check_scalar(step.loss, gradients, "the loss");
-  const profile::Scope scope(profile::Kind::optimizer, gradients.device);
-  gradients.device.is_cuda() ? cuda::adamw(rests, gradients, m, v, spans, step) : cpu::adamw(rests, gradients, m, v, spans, step);
+  const Operation operation(ctx, "adamw", profile::Kind::optimizer, gradients.device);
+  if (ctx.device().is_cuda())
+    cuda::adamw(ctx, low_bits, gradients, m, v, spans, step);
+  else
+    cpu::adamw(ctx, low_bits, gradients, m, v, spans, step);
 }
 
 }  // namespace bhyt

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/cuda.cuh"
+#include "core/memory.h"
 #include "ops/adamw/adamw.h"
 
 namespace bhyt::cuda {
@@ -20,12 +21,12 @@ struct Chunk {
   bool bf16_value, decays;
 };
 
-// The table of the last spans seen; a run has one.
+// The table of the last spans seen in a context; a run has one.
 struct Table {
+  explicit Table(Context&) {}
   std::vector<ArenaSpan> spans;
-  Chunk* chunks = nullptr;
+  OwnedTensor chunks, partial;
   int count = 0;
-  double* partial = nullptr;
 };
 
 bool same(const std::vector<ArenaSpan>& a, const std::vector<ArenaSpan>& b) {
@@ -37,9 +38,9 @@ bool same(const std::vector<ArenaSpan>& a, const std::vector<ArenaSpan>& b) {
   return true;
 }
 
-const Table& table(const std::vector<ArenaSpan>& spans) {
-  static Table t;
-  if (t.chunks && same(t.spans, spans)) return t;
+const Table& table(Context& ctx, const std::vector<ArenaSpan>& spans) {
+  Table& t = ctx.keep<Table>();
+  if (t.chunks.t && same(t.spans, spans)) return t;
   std::vector<Chunk> chunks;
   for (const ArenaSpan& s : spans) {
     if (s.frozen) continue;
@@ -47,19 +48,17 @@ const Table& table(const std::vector<ArenaSpan>& spans) {
       chunks.push_back({s.offset + at, static_cast<char*>(s.value.data) + static_cast<std::size_t>(at) * size_of(s.value.dtype),
                         static_cast<int>(std::min(kChunk, s.size - at)), s.value.dtype == DType::bf16, s.decays});
   }
-  BHYT_CUDA(cudaStreamSynchronize(stream()));
-  if (t.chunks) BHYT_CUDA(cudaFree(t.chunks)), BHYT_CUDA(cudaFree(t.partial));
-  const std::size_t count = std::max<std::size_t>(chunks.size(), 1);
-  t.chunks = static_cast<Chunk*>(device_memory(count * sizeof(Chunk)));
-  t.partial = static_cast<double*>(device_memory(count * sizeof(double)));
-  BHYT_CUDA(cudaMemcpy(t.chunks, chunks.data(), chunks.size() * sizeof(Chunk), cudaMemcpyHostToDevice));
-  t.count = static_cast<int>(chunks.size());
+  const auto count = static_cast<std::int64_t>(chunks.size());
+  t.chunks = OwnedTensor(ctx, DType::u8, {count * static_cast<std::int64_t>(sizeof(Chunk))});
+  t.partial = OwnedTensor(ctx, DType::f64, {count});
+  from_host(ctx, chunks.data(), t.chunks);
+  t.count = static_cast<int>(count);
   t.spans = spans;
   return t;
 }
 
 __global__ void square_kernel(const Chunk* chunks, const float* gradients, double* partial) {
-  __shared__ double room[33];
+  __shared__ double shared[33];
   const Chunk c = chunks[blockIdx.x];
   const float* g = gradients + c.offset;
   double s = 0;  // a gradient of 1e20 is large, not infinite
@@ -72,26 +71,26 @@ __global__ void square_kernel(const Chunk* chunks, const float* gradients, doubl
   } else {
     for (int i = threadIdx.x; i < c.size; i += kThreads) s += static_cast<double>(g[i]) * g[i];
   }
-  s = block_sum(s, room);
+  s = block_sum(s, shared);
   if (threadIdx.x == 0) partial[blockIdx.x] = s;
 }
 
 __global__ void norm_kernel(const double* partial, int count, float* norm) {
-  __shared__ double room[33];
+  __shared__ double shared[33];
   double s = 0;
   for (int i = threadIdx.x; i < count; i += blockDim.x) s += partial[i];
-  s = block_sum(s, room);
+  s = block_sum(s, shared);
   if (threadIdx.x == 0) *norm = static_cast<float>(sqrt(s));
 }
 
 struct Rates {
-  float rate, beta1, beta2, rest1, rest2, inverse2, eps, decay, clip;  // w −= rate·m / (√(v·inverse2) + eps) + decay·w
+  float rate, beta1, beta2, one_minus_beta1, one_minus_beta2, inverse2, eps, decay, clip;  // w −= rate·m / (√(v·inverse2) + eps) + decay·w
 };
 
 __device__ __forceinline__ float update(float w, float g, float& m, float& v, const Rates& r, float scale, float decay) {
   g *= scale;
-  m = r.beta1 * m + r.rest1 * g;
-  v = r.beta2 * v + r.rest2 * g * g;
+  m = r.beta1 * m + r.one_minus_beta1 * g;
+  v = r.beta2 * v + r.one_minus_beta2 * g * g;
   return w - (r.rate * m / (sqrtf(v * r.inverse2) + r.eps) + decay * w);
 }
 
@@ -104,38 +103,40 @@ struct Plain {
   __device__ __forceinline__ void load4(int i, float* w) const { Vec<float>::load(value + i, w); }
   __device__ __forceinline__ void store4(int i, const float* w) const { Vec<float>::store(value + i, w); }
 };
-// … or bf16 values and their rests.
+// … or bf16 values and their low bits.
 struct Split {
   bf16* value;
-  std::uint16_t* rest;
+  std::uint16_t* low;
   static constexpr unsigned kAlign = 8;
   struct alignas(8) Values {
     bf16 at[4];
   };
-  struct alignas(8) Rests {
+  struct alignas(8) Low {
     std::uint16_t at[4];
   };
-  __device__ __forceinline__ float load(int i) const { return join(value[i], rest[i]); }
+  __device__ __forceinline__ float load(int i) const { return join(value[i], low[i]); }
   __device__ __forceinline__ void store(int i, float w) const {
     const SplitFloat s = split(w);
-    value[i] = s.value, rest[i] = s.rest;
+    value[i] = s.value;
+    low[i] = s.low;
   }
   __device__ __forceinline__ void load4(int i, float* w) const {
     const Values high = *reinterpret_cast<const Values*>(value + i);
-    const Rests low = *reinterpret_cast<const Rests*>(rest + i);
+    const Low bits = *reinterpret_cast<const Low*>(low + i);
 #pragma unroll
-    for (int k = 0; k < 4; ++k) w[k] = join(high.at[k], low.at[k]);
+    for (int k = 0; k < 4; ++k) w[k] = join(high.at[k], bits.at[k]);
   }
   __device__ __forceinline__ void store4(int i, const float* w) const {
     Values high;
-    Rests low;
+    Low bits;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const SplitFloat s = split(w[k]);
-      high.at[k] = s.value, low.at[k] = s.rest;
+      high.at[k] = s.value;
+      bits.at[k] = s.low;
     }
     *reinterpret_cast<Values*>(value + i) = high;
-    *reinterpret_cast<Rests*>(rest + i) = low;
+    *reinterpret_cast<Low*>(low + i) = bits;
   }
 };
 
@@ -162,7 +163,7 @@ __device__ __forceinline__ void update_chunk(const Chunk& c, const Masters& mast
   for (int i = threadIdx.x; i < c.size; i += kThreads) masters.store(i, update(masters.load(i), gradients[i], m[i], v[i], r, scale, decay));
 }
 
-__global__ void adamw_kernel(const Chunk* chunks, std::uint16_t* rests, const float* gradients, float* m, float* v, Rates r,
+__global__ void adamw_kernel(const Chunk* chunks, std::uint16_t* low_bits, const float* gradients, float* m, float* v, Rates r,
                              const float* grad_norm, const float* loss) {
   if (loss && !isfinite(*loss)) return;
   float scale = 1;
@@ -173,31 +174,32 @@ __global__ void adamw_kernel(const Chunk* chunks, std::uint16_t* rests, const fl
   const Chunk c = chunks[blockIdx.x];
   gradients += c.offset, m += c.offset, v += c.offset;
   if (c.bf16_value)
-    update_chunk(c, Split{static_cast<bf16*>(c.value), rests + c.offset}, gradients, m, v, r, scale);
+    update_chunk(c, Split{static_cast<bf16*>(c.value), low_bits + c.offset}, gradients, m, v, r, scale);
   else
     update_chunk(c, Plain{static_cast<float*>(c.value)}, gradients, m, v, r, scale);
 }
 
 }  // namespace
 
-void gradient_norm(const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm) {
-  const Table& t = table(spans);
-  if (t.count) square_kernel<<<t.count, kThreads, 0, stream()>>>(t.chunks, gradients.as<float>(), t.partial);
-  norm_kernel<<<1, 1024, 0, stream()>>>(t.partial, t.count, norm.as<float>());
+void gradient_norm(Context& ctx, const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm) {
+  const Table& t = table(ctx, spans);
+  if (t.count)
+    square_kernel<<<t.count, kThreads, 0, stream(ctx)>>>(t.chunks.t.as<Chunk>(), gradients.as<float>(), t.partial.t.as<double>());
+  norm_kernel<<<1, 1024, 0, stream(ctx)>>>(t.partial.t.as<double>(), t.count, norm.as<float>());
   check_launch("gradient_norm");
 }
 
-void adamw(const Tensor& rests, const Tensor& gradients, const Tensor& m, const Tensor& v, const std::vector<ArenaSpan>& spans,
-           const AdamW& s) {
-  const Table& t = table(spans);
+void adamw(Context& ctx, const Tensor& low_bits, const Tensor& gradients, const Tensor& m, const Tensor& v,
+           const std::vector<ArenaSpan>& spans, const AdamW& s) {
+  const Table& t = table(ctx, spans);
   if (!t.count) return;
   const auto correction = [&](double beta) { return 1.0 - std::pow(beta, static_cast<double>(s.step)); };
   const auto f = [](double x) { return static_cast<float>(x); };
   const Rates r{f(s.lr / correction(s.beta1)), f(s.beta1), f(s.beta2), f(1 - s.beta1), f(1 - s.beta2), f(1 / correction(s.beta2)), f(s.eps),
                 f(s.lr * s.weight_decay),      f(s.clip)};
-  adamw_kernel<<<t.count, kThreads, 0, stream()>>>(t.chunks, rests.as<std::uint16_t>(), gradients.as<float>(), m.as<float>(), v.as<float>(),
-                                                   r, s.grad_norm ? s.grad_norm.as<float>() : nullptr,
-                                                   s.loss ? s.loss.as<float>() : nullptr);
+  adamw_kernel<<<t.count, kThreads, 0, stream(ctx)>>>(t.chunks.t.as<Chunk>(), low_bits.as<std::uint16_t>(), gradients.as<float>(),
+                                                      m.as<float>(), v.as<float>(), r, s.grad_norm ? s.grad_norm.as<float>() : nullptr,
+                                                      s.loss ? s.loss.as<float>() : nullptr);
   check_launch("adamw");
 }
 

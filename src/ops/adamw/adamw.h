@@ -3,12 +3,14 @@
 
 #include <vector>
 
+#include "core/context.h"
 #include "core/tensor.h"
 
 namespace bhyt {
 
-// One parameter's stretch of the arena. Gradients and moments are fp32 and share offsets (in elements) with the rests; the value the model
-// computes with has its own type and place. The master weight is an fp32: the value itself, or a bf16 value and its rest (core/dtype.h).
+// One parameter's stretch of the arena. Gradients and moments are fp32 and share offsets (in elements) with the low bits; the value the
+// model computes with has its own type and place. The master weight is an fp32: the value itself, or a bf16 value and its low bits
+// (core/dtype.h).
 struct ArenaSpan {
   std::int64_t offset = 0, size = 0;
   Tensor value;
@@ -26,22 +28,22 @@ struct AdamW {
 };
 
 // norm fp32 [1] = √Σ g² over the spans that are not frozen; the sum is cut by size, not by threads.
-void gradient_norm(const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm);
+void gradient_norm(Context& ctx, const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm);
 
-// gradients, m, v: fp32, one arena each; rests: uint16 likewise, empty when no value is bf16.
+// gradients, m, v: fp32, one arena each; low_bits: uint16 likewise, empty when no value is bf16.
 // Decoupled weight decay: w −= lr·(m̂/(√v̂+eps) + wd·w).
-void adamw(const Tensor& rests, const Tensor& gradients, const Tensor& m, const Tensor& v, const std::vector<ArenaSpan>& spans,
-           const AdamW& step);
+void adamw(Context& ctx, const Tensor& low_bits, const Tensor& gradients, const Tensor& m, const Tensor& v,
+           const std::vector<ArenaSpan>& spans, const AdamW& step);
 
 namespace cpu {
-void gradient_norm(const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm);
-void adamw(const Tensor& rests, const Tensor& gradients, const Tensor& m, const Tensor& v, const std::vector<ArenaSpan>& spans,
-           const AdamW& step);
+void gradient_norm(Context& ctx, const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm);
+void adamw(Context& ctx, const Tensor& low_bits, const Tensor& gradients, const Tensor& m, const Tensor& v,
+           const std::vector<ArenaSpan>& spans, const AdamW& step);
 }  // namespace cpu
 namespace cuda {
-void gradient_norm(const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm);
-void adamw(const Tensor& rests, const Tensor& gradients, const Tensor& m, const Tensor& v, const std::vector<ArenaSpan>& spans,
-           const AdamW& step);
+void gradient_norm(Context& ctx, const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm);
+void adamw(Context& ctx, const Tensor& low_bits, const Tensor& gradients, const Tensor& m, const Tensor& v,
+           const std::vector<ArenaSpan>& spans, const AdamW& step);
 }  // namespace cuda
 
 }  // namespace bhyt

@@ -1,7 +1,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "core/parallel.h"
+#include "core/threads.h"
 #include "ops/adamw/adamw.h"
 
 namespace bhyt::cpu {
@@ -32,13 +32,13 @@ BHYT_CLONES double sum_of_squares(const float* g, std::int64_t n) {
 
 // The numbers of one step, folded: w −= rate·m / (√(v·inverse2) + eps) + decay·w.
 struct Update {
-  float clip, beta1, beta2, rest1, rest2, rate, inverse2, eps;
+  float clip, beta1, beta2, one_minus_beta1, one_minus_beta2, rate, inverse2, eps;
 };
 
 BHYT_BOTH float updated(float w, float gradient, float& m, float& v, float decay, const Update& u) {
   const float g = gradient * u.clip;
-  m = u.beta1 * m + u.rest1 * g;
-  v = u.beta2 * v + u.rest2 * g * g;
+  m = u.beta1 * m + u.one_minus_beta1 * g;
+  v = u.beta2 * v + u.one_minus_beta2 * g * g;
   return w - (u.rate * m / (std::sqrt(v * u.inverse2) + u.eps) + decay * w);
 }
 
@@ -47,30 +47,30 @@ BHYT_CLONES void update(float* w, const float* gradient, float* m, float* v, flo
   for (std::int64_t i = 0; i < n; ++i) w[i] = updated(w[i], gradient[i], m[i], v[i], decay, u);
 }
 
-BHYT_CLONES void update(bf16* value, std::uint16_t* rest, const float* gradient, float* m, float* v, float decay, const Update u,
+BHYT_CLONES void update(bf16* value, std::uint16_t* low, const float* gradient, float* m, float* v, float decay, const Update u,
                         std::int64_t n) {
 #pragma omp simd
   for (std::int64_t i = 0; i < n; ++i) {
-    const SplitFloat w = split(updated(join(value[i], rest[i]), gradient[i], m[i], v[i], decay, u));
+    const SplitFloat w = split(updated(join(value[i], low[i]), gradient[i], m[i], v[i], decay, u));
     value[i].bits = w.value.bits;  // the number, not the struct: GCC vectorises no copies of structs
-    rest[i] = w.rest;
+    low[i] = w.low;
   }
 }
 
 }  // namespace
 
-void gradient_norm(const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm) {
+void gradient_norm(Context& ctx, const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm) {
   const std::vector<Piece> pieces = pieces_of(spans);
   std::vector<double> sums(pieces.size());
-  parallel_tasks(static_cast<std::int64_t>(pieces.size()), [&](std::int64_t i) {
+  parallel_tasks(ctx.threads(), static_cast<std::int64_t>(pieces.size()), [&](std::int64_t i) {
     const Piece& p = pieces[static_cast<std::size_t>(i)];
     sums[static_cast<std::size_t>(i)] = sum_of_squares(gradients.as<float>() + p.span->offset + p.first, p.size);
   });
   *norm.as<float>() = static_cast<float>(std::sqrt(std::accumulate(sums.begin(), sums.end(), 0.0)));
 }
 
-void adamw(const Tensor& rests, const Tensor& gradients, const Tensor& m, const Tensor& v, const std::vector<ArenaSpan>& spans,
-           const AdamW& step) {
+void adamw(Context& ctx, const Tensor& low_bits, const Tensor& gradients, const Tensor& m, const Tensor& v,
+           const std::vector<ArenaSpan>& spans, const AdamW& step) {
   const double norm = step.grad_norm ? *step.grad_norm.as<float>() : 0.0;
   if (!std::isfinite(norm) || (step.loss && !std::isfinite(*step.loss.as<float>()))) return;
   const double correction1 = 1 - std::pow(step.beta1, static_cast<double>(step.step));
@@ -78,14 +78,14 @@ void adamw(const Tensor& rests, const Tensor& gradients, const Tensor& m, const 
   const Update u{.clip = static_cast<float>(step.clip > 0 && norm > step.clip ? step.clip / norm : 1.0),
                  .beta1 = static_cast<float>(step.beta1),
                  .beta2 = static_cast<float>(step.beta2),
-                 .rest1 = static_cast<float>(1 - step.beta1),
-                 .rest2 = static_cast<float>(1 - step.beta2),
+                 .one_minus_beta1 = static_cast<float>(1 - step.beta1),
+                 .one_minus_beta2 = static_cast<float>(1 - step.beta2),
                  .rate = static_cast<float>(step.lr / correction1),
                  .inverse2 = static_cast<float>(1 / correction2),
                  .eps = static_cast<float>(step.eps)};
   const auto decay = static_cast<float>(step.lr * step.weight_decay);
   const std::vector<Piece> pieces = pieces_of(spans);
-  parallel_tasks(static_cast<std::int64_t>(pieces.size()), [&](std::int64_t i) {
+  parallel_tasks(ctx.threads(), static_cast<std::int64_t>(pieces.size()), [&](std::int64_t i) {
     const Piece& p = pieces[static_cast<std::size_t>(i)];
     const std::int64_t at = p.span->offset + p.first;
     const float* g = gradients.as<float>() + at;
@@ -93,7 +93,7 @@ void adamw(const Tensor& rests, const Tensor& gradients, const Tensor& m, const 
     const float d = p.span->decays ? decay : 0.0f;
     const Tensor& value = p.span->value;
     if (value.dtype == DType::bf16)
-      update(value.as<bf16>() + p.first, rests.as<std::uint16_t>() + at, g, m1, v1, d, u, p.size);
+      update(value.as<bf16>() + p.first, low_bits.as<std::uint16_t>() + at, g, m1, v1, d, u, p.size);
     else
       update(value.as<float>() + p.first, g, m1, v1, d, u, p.size);
   });

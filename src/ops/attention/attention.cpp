@@ -2,7 +2,6 @@
 #include "ops/attention/attention.h"
 
 #include "core/check.h"
-#include "core/profile.h"
 
 namespace bhyt {
 
@@ -52,24 +51,29 @@ void check_call(const char* op, const Tensor& qkv, const Tensor& out, const Tens
 
 }  // namespace
 
-void attention(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& shape) {
+void attention(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& shape) {
   check_call("attention", qkv, out, lse, first, shape);
-  const profile::Scope scope(profile::Kind::attention, qkv.device);
-  qkv.device.is_cuda() ? cuda::attention(qkv, out, lse, first, shape) : cpu::attention(qkv, out, lse, first, shape);
+  const Operation operation(ctx, "attention", profile::Kind::attention, qkv.device);
+  if (ctx.device().is_cuda())
+    cuda::attention(ctx, qkv, out, lse, first, shape);
+  else
+    cpu::attention(ctx, qkv, out, lse, first, shape);
 }
 
-void attention_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
+void attention_backward(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
                         const Tensor& dqkv, const AttentionShape& shape) {
   check_call("attention_backward", qkv, out, lse, first, shape);
   check(lse || qkv.size() == 0, "[attention_backward] expected the forward's lse, got none");
   check_matrix("attention_backward", "dout", dout, out.rows(), out.cols(), qkv);
   check_matrix("attention_backward", "dqkv", dqkv, qkv.rows(), qkv.cols(), qkv);
-  const profile::Scope scope(profile::Kind::attention, qkv.device);
-  qkv.device.is_cuda() ? cuda::attention_backward(qkv, out, lse, first, dout, dqkv, shape)
-                       : cpu::attention_backward(qkv, out, lse, first, dout, dqkv, shape);
+  const Operation operation(ctx, "attention_backward", profile::Kind::attention, qkv.device);
+  if (ctx.device().is_cuda())
+    cuda::attention_backward(ctx, qkv, out, lse, first, dout, dqkv, shape);
+  else
+    cpu::attention_backward(ctx, qkv, out, lse, first, dout, dqkv, shape);
 }
 
-void attention_cached(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& out, std::int64_t past,
+void attention_cached(Context& ctx, const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& out, std::int64_t past,
                       const AttentionShape& shape) {
   check_shape("attention_cached", shape, q);
   check(past >= 0, "[attention_cached] expected past tokens of 0 or more, got {}", past);
@@ -78,8 +82,15 @@ void attention_cached(const Tensor& q, const Tensor& keys, const Tensor& values,
   check_matrix("attention_cached", "out", out, n, q.cols(), q);
   check_matrix("attention_cached", "keys", keys, past + n, width, q);
   check_matrix("attention_cached", "values", values, past + n, width, q);
-  const profile::Scope scope(profile::Kind::attention, q.device);
-  q.device.is_cuda() ? cuda::attention_cached(q, keys, values, out, past, shape) : cpu::attention_cached(q, keys, values, out, past, shape);
+  const Operation operation(ctx, "attention_cached", profile::Kind::attention, q.device);
+  if (ctx.device().is_cuda())
+    cuda::attention_cached(ctx, q, keys, values, out, past, shape);
+  else
+    cpu::attention_cached(ctx, q, keys, values, out, past, shape);
+}
+
+void reserve_attention_cached(Context& ctx, std::int64_t queries, std::int64_t capacity, const AttentionShape& shape) {
+  if (!ctx.device().is_cuda()) cpu::reserve_attention_cached(ctx, queries, capacity, shape);  // the GPU's kernel needs none
 }
 
 }  // namespace bhyt

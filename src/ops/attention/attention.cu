@@ -28,21 +28,21 @@ const Allowed& allowed() {
 
 }  // namespace
 
-void attention(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& shape) {
+void attention(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& shape) {
   if (qkv.size() == 0) return;
-  if (allowed().hopper && attention_hopper(qkv, out, lse, first, shape)) return;
-  if (allowed().cudnn && !first && attention_cudnn(qkv, out, lse, shape)) return;
-  if (allowed().flash && attention_flash(qkv, out, lse, first, shape)) return;
-  attention_any(qkv, out, lse, first, shape);
+  if (allowed().hopper && attention_hopper(ctx, qkv, out, lse, first, shape)) return;
+  if (allowed().cudnn && !first && attention_cudnn(ctx, qkv, out, lse, shape)) return;
+  if (allowed().flash && attention_flash(ctx, qkv, out, lse, first, shape)) return;
+  attention_any(ctx, qkv, out, lse, first, shape);
 }
 
-void attention_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
+void attention_backward(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
                         const Tensor& dqkv, const AttentionShape& shape) {
   if (qkv.size() == 0) return;
-  if (allowed().hopper && attention_hopper_backward(qkv, out, lse, first, dout, dqkv, shape)) return;
-  if (allowed().cudnn && !first && attention_cudnn_backward(qkv, out, lse, dout, dqkv, shape)) return;
-  if (allowed().flash && attention_flash_backward(qkv, out, lse, first, dout, dqkv, shape)) return;
-  attention_any_backward(qkv, out, lse, first, dout, dqkv, shape);
+  if (allowed().hopper && attention_hopper_backward(ctx, qkv, out, lse, first, dout, dqkv, shape)) return;
+  if (allowed().cudnn && !first && attention_cudnn_backward(ctx, qkv, out, lse, dout, dqkv, shape)) return;
+  if (allowed().flash && attention_flash_backward(ctx, qkv, out, lse, first, dout, dqkv, shape)) return;
+  attention_any_backward(ctx, qkv, out, lse, first, dout, dqkv, shape);
 }
 
 }  // namespace bhyt::cuda

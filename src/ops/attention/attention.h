@@ -1,6 +1,7 @@
 // Causal grouped-query attention, tiled with an online softmax: memory linear in T, no T×T matrix.
 #pragma once
 
+#include "core/context.h"
 #include "core/tensor.h"
 
 namespace bhyt {
@@ -17,29 +18,34 @@ struct AttentionShape {
 // the scaled scores (scale 1/√D), kept for the backward; may be empty when none follows.
 // first [B,T] int32: position t sees positions first[t]…t of its row (document masks); empty: 0…t. Within a row it never decreases, and
 // 0 <= first[t] <= t: kernels skip tiles by it. Checked where the host can read it; on a GPU it is the caller's word.
-void attention(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& shape);
+void attention(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& shape);
 
 // dqkv [B·T, (H+2K)·D] is written whole.
-void attention_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
+void attention_backward(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
                         const Tensor& dqkv, const AttentionShape& shape);
 
 // Decoding: q [n, H·D] are the queries of positions past…past+n-1 of one sequence; keys and values [past+n, K·D] hold everything so far
 // (their ld may be larger). out [n, H·D].
-void attention_cached(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& out, std::int64_t past,
+void attention_cached(Context& ctx, const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& out, std::int64_t past,
                       const AttentionShape& shape);
 
+// Takes the scratch that attention_cached needs for up to `queries` new tokens behind a cache of `capacity`, so that a settled context can
+// decode to its end.
+void reserve_attention_cached(Context& ctx, std::int64_t queries, std::int64_t capacity, const AttentionShape& shape);
+
 namespace cpu {
-void attention(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& shape);
-void attention_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
+void reserve_attention_cached(Context& ctx, std::int64_t queries, std::int64_t capacity, const AttentionShape& shape);
+void attention(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& shape);
+void attention_backward(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
                         const Tensor& dqkv, const AttentionShape& shape);
-void attention_cached(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& out, std::int64_t past,
+void attention_cached(Context& ctx, const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& out, std::int64_t past,
                       const AttentionShape& shape);
 }  // namespace cpu
 namespace cuda {
-void attention(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& shape);
-void attention_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
+void attention(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& shape);
+void attention_backward(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
                         const Tensor& dqkv, const AttentionShape& shape);
-void attention_cached(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& out, std::int64_t past,
+void attention_cached(Context& ctx, const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& out, std::int64_t past,
                       const AttentionShape& shape);
 }  // namespace cuda
 

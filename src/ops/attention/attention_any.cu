@@ -152,37 +152,37 @@ const std::int32_t* ints(const Tensor& t) { return t ? t.as<std::int32_t>() : nu
 
 }  // namespace
 
-void attention_any(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& s) {
+void attention_any(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& s) {
   const dim3 grid(blocks_for(s.seq, kWarps), static_cast<unsigned>(s.heads), static_cast<unsigned>(s.batch));
   dispatch_float(qkv.dtype, [&](auto t) {
     using T = decltype(t);
-    forward_kernel<T><<<grid, 32 * kWarps, 0, stream()>>>(qkv.as<T>(), out.as<T>(), out.ld, lse ? lse.as<float>() : nullptr, ints(first),
-                                                          s.seq, heads_of(s, qkv.ld));
+    forward_kernel<T><<<grid, 32 * kWarps, 0, stream(ctx)>>>(qkv.as<T>(), out.as<T>(), out.ld, lse ? lse.as<float>() : nullptr, ints(first),
+                                                             s.seq, heads_of(s, qkv.ld));
   });
   check_launch("attention");
 }
 
-void attention_any_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
+void attention_any_backward(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
                             const Tensor& dqkv, const AttentionShape& s) {
-  float* delta = static_cast<float*>(scratch(static_cast<std::size_t>(s.batch * s.heads * s.seq) * sizeof(float)));
+  float* delta = static_cast<float*>(ctx.scratch(static_cast<std::size_t>(s.batch * s.heads * s.seq) * sizeof(float)));
   const dim3 queries(blocks_for(s.seq, kWarps), static_cast<unsigned>(s.heads), static_cast<unsigned>(s.batch));
   const dim3 keys(queries.x, static_cast<unsigned>(s.kv_heads), queries.z);
   dispatch_float(qkv.dtype, [&](auto t) {
     using T = decltype(t);
     const Heads at = heads_of(s, qkv.ld);
-    query_kernel<T><<<queries, 32 * kWarps, 0, stream()>>>(qkv.as<T>(), out.as<T>(), out.ld, lse.as<float>(), ints(first), dout.as<T>(),
-                                                           dout.ld, dqkv.as<T>(), dqkv.ld, delta, s.seq, at);
-    key_kernel<T><<<keys, 32 * kWarps, 0, stream()>>>(qkv.as<T>(), lse.as<float>(), ints(first), dout.as<T>(), dout.ld, delta, dqkv.as<T>(),
-                                                      dqkv.ld, s.seq, at);
+    query_kernel<T><<<queries, 32 * kWarps, 0, stream(ctx)>>>(qkv.as<T>(), out.as<T>(), out.ld, lse.as<float>(), ints(first), dout.as<T>(),
+                                                              dout.ld, dqkv.as<T>(), dqkv.ld, delta, s.seq, at);
+    key_kernel<T><<<keys, 32 * kWarps, 0, stream(ctx)>>>(qkv.as<T>(), lse.as<float>(), ints(first), dout.as<T>(), dout.ld, delta,
+                                                         dqkv.as<T>(), dqkv.ld, s.seq, at);
   });
   check_launch("attention_backward");
 }
 
-void attention_cached(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& out, std::int64_t past,
+void attention_cached(Context& ctx, const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& out, std::int64_t past,
                       const AttentionShape& s) {
   dispatch_float(q.dtype, [&](auto t) {
     using T = decltype(t);
-    cached_kernel<T><<<dim3(blocks_for(q.rows(), kWarps), static_cast<unsigned>(s.heads)), 32 * kWarps, 0, stream()>>>(
+    cached_kernel<T><<<dim3(blocks_for(q.rows(), kWarps), static_cast<unsigned>(s.heads)), 32 * kWarps, 0, stream(ctx)>>>(
         q.as<T>(), q.ld, keys.as<T>(), keys.ld, values.as<T>(), values.ld, out.as<T>(), out.ld, past, q.rows(), heads_of(s, 0));
   });
   check_launch("attention_cached");

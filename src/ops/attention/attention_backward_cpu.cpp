@@ -3,8 +3,7 @@
 #include <array>
 #include <cmath>
 
-#include "core/parallel.h"
-#include "core/scratch.h"
+#include "core/threads.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/tile_bf16.h"
 
@@ -37,10 +36,12 @@ struct Workspace {
   std::int64_t w;  // padded head width
   float *keys, *q, *dout, *dq, *p, *ds, *lse, *delta;
 
-  Workspace(std::int64_t width, std::int64_t key_tiles) : w(width) {
-    struct Room;
+  static std::int64_t floats(std::int64_t width, std::int64_t key_tiles) {
+    return (key_tiles * 5 + 3) * kTile * width + 2 * kTile * kTile + 2 * kTile;
+  }
+  Workspace(std::int64_t width, std::int64_t key_tiles, float* scratch) : w(width) {
     const std::int64_t tile = kTile * w;
-    keys = scratch<Room>(key_tiles * 5 * tile + 3 * tile + 2 * kTile * kTile + 2 * kTile);
+    keys = scratch;
     q = keys + key_tiles * 5 * tile;
     dout = q + tile;
     dq = dout + tile;
@@ -118,8 +119,8 @@ void tile_gradient(const std::int32_t* first, std::int64_t t, std::int64_t n, st
 
 // What the query tiles owe to the key tiles: dq of these queries, when wanted, and dk and dv of these keys, when wanted.
 template <class T>
-void backward_range(const Group<T>& s, Tiles queries, Tiles keys, Wanted wanted) {
-  const Workspace m(round_up(s.d, kCols), keys.end - keys.begin);
+void backward_range(const Group<T>& s, Tiles queries, Tiles keys, Wanted wanted, float* scratch) {
+  const Workspace m(round_up(s.d, kCols), keys.end - keys.begin, scratch);
   const float scale = 1.0f / std::sqrt(static_cast<float>(s.d));
   std::array<float, kTile> scales, ones;
   scales.fill(scale);
@@ -147,10 +148,13 @@ struct WorkspaceBf16 {
   float *dkt, *dvt, *dq, *s, *ds, *lse, *delta;  // dkt and dvt: [w,kTile] a key tile
   bf16 *keys, *tile, *q, *qt, *dout, *doutt, *rounded, *p_pairs, *ds_pairs;
 
-  WorkspaceBf16(std::int64_t width, std::int64_t key_tiles) : w(width) {
-    struct Room;
+  static std::int64_t floats(std::int64_t width, std::int64_t key_tiles) {
+    const std::int64_t tile_size = kTile * width, square = kTile * kTile;
+    return (2 * key_tiles + 1) * tile_size + 2 * square + 2 * kTile + (3 * key_tiles + 5) * tile_size / 2 + 3 * square / 2;
+  }
+  WorkspaceBf16(std::int64_t width, std::int64_t key_tiles, float* scratch) : w(width) {
     const std::int64_t tile_size = kTile * w, square = kTile * kTile;
-    dkt = scratch<Room>((2 * key_tiles + 1) * tile_size + 2 * square + 2 * kTile + (3 * key_tiles + 5) * tile_size / 2 + 3 * square / 2);
+    dkt = scratch;
     dvt = dkt + key_tiles * tile_size;
     dq = dvt + key_tiles * tile_size;
     s = dq + tile_size;
@@ -227,7 +231,10 @@ void tile_gradient(const Group<bf16>& s, std::int64_t t, std::int64_t n, std::in
       softmax_gradient(p, ds, block);
     }
     if (wanted.q) round_rows(ds, block.n, m.rounded + r * kTile);
-    if (wanted.kv) round_pairs(p, block.n, m.p_pairs + r * kTile), round_pairs(ds, block.n, m.ds_pairs + r * kTile);
+    if (wanted.kv) {
+      round_pairs(p, block.n, m.p_pairs + r * kTile);
+      round_pairs(ds, block.n, m.ds_pairs + r * kTile);
+    }
   }
   if (wanted.q) bf16_product(kTile, m.w, kTile, m.rounded, kTile, m.k(j), m.dq);
   if (!wanted.kv) return;
@@ -235,9 +242,9 @@ void tile_gradient(const Group<bf16>& s, std::int64_t t, std::int64_t n, std::in
   bf16_product(m.w, kTile, kTile, m.qt, kTile, m.ds_pairs, m.dkt + j * kTile * m.w);
 }
 
-void backward_range_bf16(const Group<bf16>& s, Tiles queries, Tiles keys, Wanted wanted) {
+void backward_range_bf16(const Group<bf16>& s, Tiles queries, Tiles keys, Wanted wanted, float* scratch) {
   const MatrixUnit unit;
-  const WorkspaceBf16 m(round_up(s.d, kUnit), keys.end - keys.begin);
+  const WorkspaceBf16 m(round_up(s.d, kUnit), keys.end - keys.begin, scratch);
   const float scale = 1.0f / std::sqrt(static_cast<float>(s.d));
   std::array<float, kTile> scales, ones;
   scales.fill(scale);
@@ -262,31 +269,35 @@ void backward_range_bf16(const Group<bf16>& s, Tiles queries, Tiles keys, Wanted
 
 // Sums run over the same tiles in the same order whether a group is one task or many: the bits do not change.
 template <class F>
-void for_groups(std::int64_t groups, std::int64_t seq, F&& f) {
-  const std::int64_t tiles = (seq + kTile - 1) / kTile, threads = num_threads();
+void for_groups(Context& ctx, std::int64_t groups, std::int64_t seq, std::int64_t d, F&& f) {
+  const std::int64_t tiles = (seq + kTile - 1) / kTile, threads = ctx.threads().count();
+  const WorkerScratch scratch =
+      ctx.worker_scratch(std::max(Workspace::floats(round_up(d, kCols), tiles), WorkspaceBf16::floats(round_up(d, kUnit), tiles)));
   // A group in one task costs five products a tile. Cut up, it costs seven, two of them recomputed, but keeps every thread busy.
   if (5 * ((groups + threads - 1) / threads) * threads <= 7 * groups || tiles == 1)
-    return parallel_tasks(groups, [&](std::int64_t g) { f(g, Tiles{0, tiles}, Tiles{0, tiles}, Wanted{true, true}); });
+    return parallel_tasks(ctx.threads(), groups, [&](std::int64_t g, int worker) {
+      f(g, Tiles{0, tiles}, Tiles{0, tiles}, Wanted{true, true}, scratch.of(worker));
+    });
   const std::int64_t piece = std::max<std::int64_t>(1, tiles * groups / (8 * threads)), pieces = (tiles + piece - 1) / piece;
-  parallel_tasks(2 * groups * pieces, [&](std::int64_t task) {
+  parallel_tasks(ctx.threads(), 2 * groups * pieces, [&](std::int64_t task, int worker) {
     const std::int64_t g = task % groups, i = task / groups;
     const auto range = [&](std::int64_t at) { return Tiles{at * piece, std::min(tiles, (at + 1) * piece)}; };
     // The first keys are seen by the most queries, the last queries see the most keys: heavy tasks first.
     if (i % 2 == 0)
-      f(g, Tiles{0, tiles}, range(i / 2), Wanted{.q = false, .kv = true});
+      f(g, Tiles{0, tiles}, range(i / 2), Wanted{.q = false, .kv = true}, scratch.of(worker));
     else
-      f(g, range(pieces - 1 - i / 2), Tiles{0, range(pieces - 1 - i / 2).end}, Wanted{.q = true, .kv = false});
+      f(g, range(pieces - 1 - i / 2), Tiles{0, range(pieces - 1 - i / 2).end}, Wanted{.q = true, .kv = false}, scratch.of(worker));
   });
 }
 
 }  // namespace
 
-void attention_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
+void attention_backward(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
                         const Tensor& dqkv, const AttentionShape& s) {
   const std::int64_t heads = s.heads / s.kv_heads, d = s.head_dim;
   dispatch_float(qkv.dtype, [&](auto zero) {
     using T = decltype(zero);
-    for_groups(s.batch * s.kv_heads, s.seq, [&](std::int64_t group, Tiles queries, Tiles keys, Wanted wanted) {
+    for_groups(ctx, s.batch * s.kv_heads, s.seq, d, [&](std::int64_t group, Tiles queries, Tiles keys, Wanted wanted, float* scratch) {
       const std::int64_t b = group / s.kv_heads, h = group % s.kv_heads, t = b * s.seq;
       const std::int64_t q = h * heads * d, k = (s.heads + h) * d, v = (s.heads + s.kv_heads + h) * d;
       const T* const x = qkv.as<T>() + t * qkv.ld;
@@ -309,8 +320,8 @@ void attention_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse,
                          .heads = heads,
                          .d = d};
       if constexpr (std::is_same_v<T, bf16>)
-        if (use_bf16_tiles()) return backward_range_bf16(own, queries, keys, wanted);
-      backward_range(own, queries, keys, wanted);
+        if (use_bf16_tiles()) return backward_range_bf16(own, queries, keys, wanted, scratch);
+      backward_range(own, queries, keys, wanted, scratch);
     });
   });
 }

@@ -3,8 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "core/parallel.h"
-#include "core/scratch.h"
+#include "core/threads.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/tile_bf16.h"
 #include "ops/gemm/dot.h"
@@ -50,12 +49,24 @@ std::int64_t first_key(const Group<T>& s, std::int64_t begin, std::int64_t end) 
   return s.first ? *std::min_element(s.first + begin, s.first + end) / kTile * kTile : 0;
 }
 
+// The floats that a piece of up to `queries` queries of a group needs: of forward_rows, of forward_rows_bf16, of decode.
+std::int64_t forward_floats(std::int64_t heads, std::int64_t d, std::int64_t queries) {
+  const std::int64_t w = round_up(d, kCols), rows = round_up(queries, kTile);
+  return heads * rows * (2 * w + 2) + 3 * kTile * w + kRows * kTile;
+}
+std::int64_t forward_floats_bf16(std::int64_t heads, std::int64_t d, std::int64_t queries) {
+  const std::int64_t w = round_up(d, kUnit), rows = round_up(queries, kTile);
+  return heads * rows * (w + 2) + kTile * kTile + (heads * rows * w + 3 * kTile * w + kTile * kTile) / 2;
+}
+std::int64_t decode_floats(std::int64_t heads, std::int64_t d, std::int64_t queries, std::int64_t total) {
+  return heads * queries * (2 * d + round_up(total, kCols) + 1);
+}
+
 // Queries [begin, end) of all heads of the group: begin is a multiple of kTile.
 template <class T>
-void forward_rows(const Group<T>& s, std::int64_t begin, std::int64_t end) {
+void forward_rows(const Group<T>& s, std::int64_t begin, std::int64_t end, float* scratch) {
   const std::int64_t w = round_up(s.d, kCols), rows = round_up(end - begin, kTile), total = s.past + s.queries;
-  struct Room;
-  float* const q = scratch<Room>(s.heads * rows * (2 * w + 2) + 3 * kTile * w + kRows * kTile);
+  float* const q = scratch;
   float* const o = q + s.heads * rows * w;
   float* const max = o + s.heads * rows * w;
   float* const sum = max + s.heads * rows;
@@ -96,10 +107,9 @@ void forward_rows(const Group<T>& s, std::int64_t begin, std::int64_t end) {
 }
 
 // The same with products of bf16 tiles: the probabilities are rounded on their way into the second one.
-void forward_rows_bf16(const Group<bf16>& s, std::int64_t begin, std::int64_t end) {
+void forward_rows_bf16(const Group<bf16>& s, std::int64_t begin, std::int64_t end, float* scratch) {
   const std::int64_t w = round_up(s.d, kUnit), rows = round_up(end - begin, kTile), total = s.past + s.queries;
-  struct Room;
-  float* const o = scratch<Room>(s.heads * rows * (w + 2) + kTile * kTile + (s.heads * rows * w + 3 * kTile * w + kTile * kTile) / 2);
+  float* const o = scratch;
   float* const max = o + s.heads * rows * w;
   float* const sum = max + s.heads * rows;
   float* const scores = sum + s.heads * rows;
@@ -155,34 +165,36 @@ void forward_rows_bf16(const Group<bf16>& s, std::int64_t begin, std::int64_t en
 }
 
 template <class T>
-void forward_any(const Group<T>& s, std::int64_t begin, std::int64_t end) {
+void forward_any(const Group<T>& s, std::int64_t begin, std::int64_t end, float* scratch) {
   if constexpr (std::is_same_v<T, bf16>)
-    if (use_bf16_tiles()) return forward_rows_bf16(s, begin, end);
-  forward_rows(s, begin, end);
+    if (use_bf16_tiles()) return forward_rows_bf16(s, begin, end, scratch);
+  forward_rows(s, begin, end, scratch);
 }
 
-// Runs f(group, begin, end) over `groups` and pieces of their queries; pieces are made smaller when there are few of them.
+// Runs f(group, begin, end, scratch) over `groups` and pieces of their queries; pieces are made smaller when there are few of them.
 template <class F>
-void for_chunks(std::int64_t groups, std::int64_t queries, F&& f) {
+void for_chunks(Context& ctx, std::int64_t groups, std::int64_t queries, const AttentionShape& s, F&& f) {
   const std::int64_t tiles = (queries + kTile - 1) / kTile;
-  const std::int64_t chunk = kTile * std::clamp<std::int64_t>(tiles * groups / (4 * num_threads()), 1, kChunkTiles);
+  const std::int64_t chunk = kTile * std::clamp<std::int64_t>(tiles * groups / (4 * ctx.threads().count()), 1, kChunkTiles);
   const std::int64_t chunks = (queries + chunk - 1) / chunk;
   // The last queries see the most keys: they go first.
-  parallel_tasks(groups * chunks, [&](std::int64_t t) {
+  const std::int64_t heads = s.heads / s.kv_heads, most = std::min(chunk, queries);
+  const WorkerScratch scratch =
+      ctx.worker_scratch(std::max(forward_floats(heads, s.head_dim, most), forward_floats_bf16(heads, s.head_dim, most)));
+  parallel_tasks(ctx.threads(), groups * chunks, [&](std::int64_t t, int worker) {
     const std::int64_t begin = (chunks - 1 - t / groups) * chunk;
-    f(t % groups, begin, std::min(queries, begin + chunk));
+    f(t % groups, begin, std::min(queries, begin + chunk), scratch.of(worker));
   });
 }
 
 // Few queries: keys and values are read once, in their own type, where they lie.
 template <class T>
-void decode(const Group<T>& s) {
-  const std::int64_t total = s.past + s.queries, n = s.heads * s.queries, room = round_up(total, kCols);
-  struct Room;
-  float* const q = scratch<Room>(n * (2 * s.d + room + 1));
+void decode(const Group<T>& s, float* scratch) {
+  const std::int64_t total = s.past + s.queries, n = s.heads * s.queries, width = round_up(total, kCols);
+  float* const q = scratch;
   float* const o = q + n * s.d;
   float* const p = o + n * s.d;
-  float* const inverse = p + n * room;
+  float* const inverse = p + n * width;
   const float scale = 1.0f / std::sqrt(static_cast<float>(s.d));
   const auto rows_of = [&](const T* base, std::int64_t ld, std::int64_t key, const T** rows) {
     for (std::int64_t r = 0; r < 4; ++r) rows[r] = base + std::min(key + r, total - 1) * ld;
@@ -193,16 +205,16 @@ void decode(const Group<T>& s) {
   const T* rows[4];
   for (std::int64_t key = 0; key < total; key += 4) {
     rows_of(s.k, s.ldk, key, rows);
-    for (std::int64_t i = 0; i < n; ++i) dot4(q + i * s.d, rows, s.d, p + i * room + key);
+    for (std::int64_t i = 0; i < n; ++i) dot4(q + i * s.d, rows, s.d, p + i * width + key);
   }
   for (std::int64_t i = 0; i < n; ++i) {
     const std::int64_t seen = s.past + i / s.heads + 1;
-    std::fill(p + i * room + seen, p + (i + 1) * room, -std::numeric_limits<float>::infinity());
-    inverse[i] = 1.0f / softmax_row(p + i * room, room);
+    std::fill(p + i * width + seen, p + (i + 1) * width, -std::numeric_limits<float>::infinity());
+    inverse[i] = 1.0f / softmax_row(p + i * width, width);
   }
   for (std::int64_t key = 0; key < total; key += 4) {
     rows_of(s.v, s.ldv, key, rows);
-    for (std::int64_t i = 0; i < n; ++i) add4(o + i * s.d, p + i * room + key, rows, s.d);
+    for (std::int64_t i = 0; i < n; ++i) add4(o + i * s.d, p + i * width + key, rows, s.d);
   }
   for (std::int64_t i = 0; i < n; ++i)
     store_rows(o + i * s.d, s.d, inverse + i, s.out + i / s.heads * s.ldout + i % s.heads * s.d, s.ldout, 1, s.d);
@@ -210,11 +222,11 @@ void decode(const Group<T>& s) {
 
 }  // namespace
 
-void attention(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& s) {
+void attention(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& s) {
   const std::int64_t heads = s.heads / s.kv_heads;
   dispatch_float(qkv.dtype, [&](auto zero) {
     using T = decltype(zero);
-    for_chunks(s.batch * s.kv_heads, s.seq, [&](std::int64_t group, std::int64_t begin, std::int64_t end) {
+    for_chunks(ctx, s.batch * s.kv_heads, s.seq, s, [&](std::int64_t group, std::int64_t begin, std::int64_t end, float* scratch) {
       const std::int64_t b = group / s.kv_heads, h = group % s.kv_heads;
       const T* const row = qkv.as<T>() + b * s.seq * qkv.ld;
       forward_any(Group<T>{.q = row + h * heads * s.head_dim,
@@ -230,12 +242,12 @@ void attention(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Te
                            .queries = s.seq,
                            .heads = heads,
                            .d = s.head_dim},
-                  begin, end);
+                  begin, end, scratch);
     });
   });
 }
 
-void attention_cached(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& out, std::int64_t past,
+void attention_cached(Context& ctx, const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& out, std::int64_t past,
                       const AttentionShape& s) {
   const std::int64_t heads = s.heads / s.kv_heads, n = q.rows();
   dispatch_float(q.dtype, [&](auto zero) {
@@ -254,11 +266,20 @@ void attention_cached(const Tensor& q, const Tensor& keys, const Tensor& values,
                       .heads = heads,
                       .d = s.head_dim};
     };
-    if (n < kDecodeQueries)
-      parallel_tasks(s.kv_heads, [&](std::int64_t h) { decode(group(h)); });
-    else
-      for_chunks(s.kv_heads, n, [&](std::int64_t h, std::int64_t begin, std::int64_t end) { forward_any(group(h), begin, end); });
+    if (n < kDecodeQueries) {
+      const WorkerScratch scratch = ctx.worker_scratch(decode_floats(heads, s.head_dim, n, keys.rows()));
+      parallel_tasks(ctx.threads(), s.kv_heads, [&](std::int64_t h, int worker) { decode(group(h), scratch.of(worker)); });
+    } else {
+      for_chunks(ctx, s.kv_heads, n, s,
+                 [&](std::int64_t h, std::int64_t begin, std::int64_t end, float* scratch) { forward_any(group(h), begin, end, scratch); });
+    }
   });
+}
+
+void reserve_attention_cached(Context& ctx, std::int64_t queries, std::int64_t capacity, const AttentionShape& s) {
+  const std::int64_t heads = s.heads / s.kv_heads, chunk = std::min(queries, kTile * kChunkTiles);
+  ctx.worker_scratch(std::max({decode_floats(heads, s.head_dim, std::min(queries, kDecodeQueries - 1), capacity),
+                               forward_floats(heads, s.head_dim, chunk), forward_floats_bf16(heads, s.head_dim, chunk)}));
 }
 
 }  // namespace bhyt::cpu

@@ -24,16 +24,6 @@ namespace fe = cudnn_frontend;
 
 enum Uid : std::int64_t { kQ = 1, kK, kV, kO, kStats, kDO, kDQ, kDK, kDV };
 
-cudnnHandle_t handle() {
-  static cudnnHandle_t h = [] {
-    cudnnHandle_t made = nullptr;
-    if (cudnnCreate(&made) != CUDNN_STATUS_SUCCESS) return cudnnHandle_t{nullptr};
-    cudnnSetStream(made, stream());
-    return made;
-  }();
-  return h;
-}
-
 // What a plan depends on.
 struct Key {
   std::int64_t batch, seq, heads, kv_heads, head_dim, ld_qkv, ld_out, ld_dout, ld_dqkv;
@@ -44,6 +34,22 @@ struct Key {
 struct Plan {
   std::shared_ptr<fe::graph::Graph> graph;  // null: cuDNN does not take it
   std::int64_t workspace = 0;
+};
+
+// A context's handle and plans; a null handle: cuDNN is not to be had.
+struct Library {
+  cudnnHandle_t handle = nullptr;
+  std::map<Key, Plan> plans;
+  explicit Library(Context& ctx) {
+    if (cudnnCreate(&handle) != CUDNN_STATUS_SUCCESS) handle = nullptr;
+    if (handle) cudnnSetStream(handle, stream(ctx));
+  }
+  ~Library() {
+    plans.clear();
+    if (handle) cudnnDestroy(handle);
+  }
+  Library(const Library&) = delete;
+  Library& operator=(const Library&) = delete;
 };
 
 using Attributes = std::shared_ptr<fe::graph::Tensor_attributes>;
@@ -60,7 +66,7 @@ void output(const Attributes& t, Uid uid, const Key& k, std::int64_t heads, std:
   t->set_output(true).set_uid(uid).set_dim({k.batch, heads, k.seq, k.head_dim}).set_stride({k.seq * ld, k.head_dim, ld, 1});
 }
 
-Plan build(const Key& k) {
+Plan build(cudnnHandle_t handle, const Key& k) {
   auto g = std::make_shared<fe::graph::Graph>();
   g->set_io_data_type(fe::DataType_t::BFLOAT16)
       .set_intermediate_data_type(fe::DataType_t::FLOAT)
@@ -91,21 +97,21 @@ Plan build(const Key& k) {
     output(dk, kDK, k, k.kv_heads, k.ld_dqkv);
     output(dv, kDV, k, k.kv_heads, k.ld_dqkv);
   }
-  if (!g->build(handle(), {fe::HeurMode_t::A}).is_good()) return {};
+  if (!g->build(handle, {fe::HeurMode_t::A}).is_good()) return {};
   Plan p{g, 0};
   if (!g->get_workspace_size(p.workspace).is_good()) return {};
   return p;
 }
 
-bool run(const Key& k, std::unordered_map<std::int64_t, void*> pack) {
-  static std::map<Key, Plan> plans;
-  if (!handle()) return false;
-  auto it = plans.find(k);
-  if (it == plans.end()) it = plans.emplace(k, build(k)).first;
+bool run(Context& ctx, const Key& k, std::unordered_map<std::int64_t, void*> pack) {
+  Library& library = ctx.keep<Library>();
+  if (!library.handle) return false;
+  auto it = library.plans.find(k);
+  if (it == library.plans.end()) it = library.plans.emplace(k, build(library.handle, k)).first;
   const Plan& p = it->second;
   if (!p.graph) return false;
-  void* workspace = p.workspace > 0 ? scratch(static_cast<std::size_t>(p.workspace)) : nullptr;
-  auto status = p.graph->execute(handle(), pack, workspace);
+  void* workspace = p.workspace > 0 ? ctx.scratch(static_cast<std::size_t>(p.workspace)) : nullptr;
+  auto status = p.graph->execute(library.handle, pack, workspace);
   if (!status.is_good()) fail("[attention] cuDNN: " + status.get_message());
   return true;
 }
@@ -118,35 +124,36 @@ void* at(const Tensor& t, std::int64_t column) { return t.as<bf16>() + column; }
 
 }  // namespace
 
-bool attention_cudnn(const Tensor& qkv, const Tensor& out, const Tensor& lse, const AttentionShape& s) {
+bool attention_cudnn(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const AttentionShape& s) {
   if (!takes(qkv, s)) return false;
   const Key k{s.batch, s.seq, s.heads, s.kv_heads, s.head_dim, qkv.ld, out.ld, 0, 0, lse ? 1 : 0};
   const std::int64_t keys = s.heads * s.head_dim, values = keys + s.kv_heads * s.head_dim;
   std::unordered_map<std::int64_t, void*> pack{{kQ, qkv.data}, {kK, at(qkv, keys)}, {kV, at(qkv, values)}, {kO, out.data}};
   if (lse) pack[kStats] = lse.data;
-  return run(k, std::move(pack));
+  return run(ctx, k, std::move(pack));
 }
 
-bool attention_cudnn_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& dout, const Tensor& dqkv,
+bool attention_cudnn_backward(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& dout, const Tensor& dqkv,
                               const AttentionShape& s) {
   if (!takes(qkv, s)) return false;
   const Key k{s.batch, s.seq, s.heads, s.kv_heads, s.head_dim, qkv.ld, out.ld, dout.ld, dqkv.ld, 2};
   const std::int64_t keys = s.heads * s.head_dim, values = keys + s.kv_heads * s.head_dim;
-  return run(k, {{kQ, qkv.data},
-                 {kK, at(qkv, keys)},
-                 {kV, at(qkv, values)},
-                 {kO, out.data},
-                 {kStats, lse.data},
-                 {kDO, dout.data},
-                 {kDQ, dqkv.data},
-                 {kDK, at(dqkv, keys)},
-                 {kDV, at(dqkv, values)}});
+  return run(ctx, k,
+             {{kQ, qkv.data},
+              {kK, at(qkv, keys)},
+              {kV, at(qkv, values)},
+              {kO, out.data},
+              {kStats, lse.data},
+              {kDO, dout.data},
+              {kDQ, dqkv.data},
+              {kDK, at(dqkv, keys)},
+              {kDV, at(dqkv, values)}});
 }
 
 #else
 
-bool attention_cudnn(const Tensor&, const Tensor&, const Tensor&, const AttentionShape&) { return false; }
-bool attention_cudnn_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const AttentionShape&) {
+bool attention_cudnn(Context&, const Tensor&, const Tensor&, const Tensor&, const AttentionShape&) { return false; }
+bool attention_cudnn_backward(Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const AttentionShape&) {
   return false;
 }
 

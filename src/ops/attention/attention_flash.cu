@@ -14,7 +14,7 @@ constexpr int kQueries = 128, kKeys = 64, kMT = kQueries / kWarps / 16, kNT = kK
 static_assert(kQueries == kThreads);
 template <int D>
 constexpr int kTiles = tile_bytes<D>(kQueries + 4 * kKeys);  // shared memory: the tiles, then `first` of the queries
-// Registers hold the fragments of Q only where the output leaves room for them.
+// Registers hold the fragments of Q only where the output leaves shared for them.
 template <int D>
 using Left = std::conditional_t<D == 64, HeldRows<D, kMT>, Rows<D, kMT>>;
 
@@ -71,9 +71,9 @@ __device__ __forceinline__ void online_softmax(float (&s)[kMT][kNT][4], Softmax&
 
 template <int D, bool Documents>
 __global__ void __launch_bounds__(kThreads, 2) forward_kernel(const Call a) {
-  extern __shared__ __align__(256) char room[];
+  extern __shared__ __align__(256) char shared[];
   constexpr int kTile = tile_bytes<D>(kKeys);
-  const unsigned q_tile = shared_address(room), k_tile = q_tile + tile_bytes<D>(kQueries), v_tile = k_tile + 2 * kTile;
+  const unsigned q_tile = shared_address(shared), k_tile = q_tile + tile_bytes<D>(kQueries), v_tile = k_tile + 2 * kTile;
   // The last queries see the most keys: they begin first.
   const int q0 = static_cast<int>(gridDim.y - 1 - blockIdx.y) * kQueries;
   const int h = blockIdx.x, b = blockIdx.z, kv = h / (a.heads / a.kv_heads);
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(const Call a) {
   load_keys(begin);
 
   const int warp = warp_index(), mine = warp * tile_bytes<D>(16 * kMT);
-  int* firsts = reinterpret_cast<int*>(room + kTiles<D>);
+  int* firsts = reinterpret_cast<int*>(shared + kTiles<D>);
   if (Documents) firsts[threadIdx.x] = first[min(q0 + static_cast<int>(threadIdx.x), a.seq - 1)];
   const Queries<Documents, kMT> queries(q0 + warp * 16 * kMT, a.seq, firsts + warp * 16 * kMT);
   float o[kMT][D / 8][4];
@@ -130,23 +130,26 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(const Call a) {
         a.lse[(static_cast<std::int64_t>(b) * a.heads + h) * a.seq + t] = run.base[m][r] * a.scale + logf(sum);
     }
   bf16* out = a.out + static_cast<std::int64_t>(b) * a.seq * a.ld_out + static_cast<std::int64_t>(h) * D;
-  store_rows<D>(o, room + mine, out, a.ld_out, queries.begin, a.seq);
+  store_rows<D>(o, shared + mine, out, a.ld_out, queries.begin, a.seq);
 }
 
 template <int D>
-void forward(const Call& call) {
+void forward(Context& ctx, const Call& call) {
   const dim3 grid(static_cast<unsigned>(call.heads), blocks_for(call.seq, kQueries), static_cast<unsigned>(call.batch));
   constexpr int kBytes = kTiles<D> + kQueries * 4;
-  call.first ? launch(forward_kernel<D, true>, grid, kBytes, call) : launch(forward_kernel<D, false>, grid, kBytes, call);
+  launch(ctx, call.first ? forward_kernel<D, true> : forward_kernel<D, false>, grid, kBytes, call);
 }
 
 }  // namespace
 }  // namespace flash
 
-bool attention_flash(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& s) {
+bool attention_flash(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& s) {
   if (!flash::takes(s, qkv, out)) return false;
   const flash::Call call = flash::call_of(s, qkv, out, lse, first);
-  s.head_dim == 64 ? flash::forward<64>(call) : flash::forward<128>(call);
+  if (s.head_dim == 64)
+    flash::forward<64>(ctx, call);
+  else
+    flash::forward<128>(ctx, call);
   check_launch("attention_flash");
   return true;
 }

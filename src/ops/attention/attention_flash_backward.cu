@@ -44,8 +44,8 @@ template <int D, bool Documents>
 __global__ void __launch_bounds__(kThreads, 2) query_kernel(const Call a) {
   using At = ByQuery<D>;
   constexpr int kMT = At::kMT, kNT = At::kNT, kKeys = At::kKeys, kTile = At::kTile;
-  extern __shared__ __align__(256) char room[];
-  const unsigned q_tile = shared_address(room), g_tile = q_tile + tile_bytes<D>(At::kQueries),
+  extern __shared__ __align__(256) char shared[];
+  const unsigned q_tile = shared_address(shared), g_tile = q_tile + tile_bytes<D>(At::kQueries),
                  k_tile = g_tile + tile_bytes<D>(At::kQueries), v_tile = k_tile + 2 * kTile;
   // The last queries see the most keys: they begin first.
   const int q0 = static_cast<int>(gridDim.y - 1 - blockIdx.y) * At::kQueries;
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads, 2) query_kernel(const Call a) {
   load_keys(begin);
 
   const int warp = warp_index(), mine = warp * tile_bytes<D>(16 * kMT);
-  int* firsts = reinterpret_cast<int*>(room + At::kTiles);
+  int* firsts = reinterpret_cast<int*>(shared + At::kTiles);
   if (Documents) firsts[threadIdx.x] = first[min(q0 + static_cast<int>(threadIdx.x), a.seq - 1)];
   const Queries<Documents, kMT> queries(q0 + warp * 16 * kMT, a.seq, firsts + warp * 16 * kMT);
   const float c = a.scale * kLog2e;
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads, 2) query_kernel(const Call a) {
     }
   }
   scale_by(dq, a.scale);
-  store_rows<D>(dq, room + mine, a.dqkv + sequence * a.ld_dqkv + column, a.ld_dqkv, queries.begin, a.seq);
+  store_rows<D>(dq, shared + mine, a.dqkv + sequence * a.ld_dqkv + column, a.ld_dqkv, queries.begin, a.seq);
 }
 
 // A block owns keys of one key/value head, a warp 32 or 16 of them (dK and dV fill its registers); the queries of all heads of the group
@@ -153,10 +153,10 @@ template <int D, bool Documents>
 __global__ void __launch_bounds__(kThreads, 2) key_kernel(const Call a) {
   using At = ByKey<D>;
   constexpr int kMT = At::kMT, kNT = At::kNT, kQueries = At::kQueries, kTile = At::kTile;
-  extern __shared__ __align__(256) char room[];
-  const unsigned k_tile = shared_address(room), v_tile = k_tile + tile_bytes<D>(At::kKeys), q_tile = v_tile + tile_bytes<D>(At::kKeys),
+  extern __shared__ __align__(256) char shared[];
+  const unsigned k_tile = shared_address(shared), v_tile = k_tile + tile_bytes<D>(At::kKeys), q_tile = v_tile + tile_bytes<D>(At::kKeys),
                  g_tile = q_tile + 2 * kTile;
-  char* stats = room + tile_bytes<D>(2 * At::kKeys) + 4 * kTile;
+  char* stats = shared + tile_bytes<D>(2 * At::kKeys) + 4 * kTile;
   const int k0 = static_cast<int>(blockIdx.y) * At::kKeys;
   const int kv = blockIdx.x, b = blockIdx.z, group = a.heads / a.kv_heads;
   const std::int64_t sequence = static_cast<std::int64_t>(b) * a.seq, column = static_cast<std::int64_t>(a.heads + kv) * D;
@@ -220,33 +220,35 @@ __global__ void __launch_bounds__(kThreads, 2) key_kernel(const Call a) {
   }
   scale_by(dk, a.scale);
   bf16* to = a.dqkv + sequence * a.ld_dqkv + column;
-  store_rows<D>(dk, room + mine, to, a.ld_dqkv, w0, a.seq);
-  store_rows<D>(dv, room + tile_bytes<D>(At::kKeys) + mine, to + static_cast<std::int64_t>(a.kv_heads) * D, a.ld_dqkv, w0, a.seq);
+  store_rows<D>(dk, shared + mine, to, a.ld_dqkv, w0, a.seq);
+  store_rows<D>(dv, shared + tile_bytes<D>(At::kKeys) + mine, to + static_cast<std::int64_t>(a.kv_heads) * D, a.ld_dqkv, w0, a.seq);
 }
 
 template <int D>
-void backward(const Call& call) {
+void backward(Context& ctx, const Call& call) {
   const std::int64_t rows = static_cast<std::int64_t>(call.batch) * call.seq * call.heads;
-  delta_kernel<D><<<blocks_for(rows, kDeltaThreads / (D / 8)), kDeltaThreads, 0, stream()>>>(call);
+  delta_kernel<D><<<blocks_for(rows, kDeltaThreads / (D / 8)), kDeltaThreads, 0, stream(ctx)>>>(call);
   const unsigned batch = static_cast<unsigned>(call.batch);
   const dim3 queries(static_cast<unsigned>(call.heads), blocks_for(call.seq, ByQuery<D>::kQueries), batch);
   const dim3 keys(static_cast<unsigned>(call.kv_heads), blocks_for(call.seq, ByKey<D>::kKeys), batch);
-  call.first ? launch(query_kernel<D, true>, queries, ByQuery<D>::kBytes, call)
-             : launch(query_kernel<D, false>, queries, ByQuery<D>::kBytes, call);
-  call.first ? launch(key_kernel<D, true>, keys, ByKey<D>::kBytes, call) : launch(key_kernel<D, false>, keys, ByKey<D>::kBytes, call);
+  launch(ctx, call.first ? query_kernel<D, true> : query_kernel<D, false>, queries, ByQuery<D>::kBytes, call);
+  launch(ctx, call.first ? key_kernel<D, true> : key_kernel<D, false>, keys, ByKey<D>::kBytes, call);
 }
 
 }  // namespace
 }  // namespace flash
 
-bool attention_flash_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
-                              const Tensor& dqkv, const AttentionShape& s) {
+bool attention_flash_backward(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first,
+                              const Tensor& dout, const Tensor& dqkv, const AttentionShape& s) {
   if (!flash::takes(s, qkv, out) || !flash::takes(s, dqkv, dout)) return false;
   flash::Call call = flash::call_of(s, qkv, out, lse, first);
   call.dout = dout.as<bf16>(), call.ld_dout = static_cast<int>(dout.ld);
   call.dqkv = dqkv.as<bf16>(), call.ld_dqkv = static_cast<int>(dqkv.ld);
-  call.delta = static_cast<float*>(scratch(static_cast<std::size_t>(s.batch * s.heads * s.seq) * sizeof(float)));
-  s.head_dim == 64 ? flash::backward<64>(call) : flash::backward<128>(call);
+  call.delta = static_cast<float*>(ctx.scratch(static_cast<std::size_t>(s.batch * s.heads * s.seq) * sizeof(float)));
+  if (s.head_dim == 64)
+    flash::backward<64>(ctx, call);
+  else
+    flash::backward<128>(ctx, call);
   check_launch("attention_flash_backward");
   return true;
 }

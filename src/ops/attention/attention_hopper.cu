@@ -57,8 +57,8 @@ struct Softmax {
 
 template <class S, bool Documents>
 __device__ __forceinline__ void forward(const Call& a, const Maps& maps) {
-  extern __shared__ __align__(1024) char room[];
-  const Queries<S, Documents> own(a, maps, room);
+  extern __shared__ __align__(1024) char shared[];
+  const Queries<S, Documents> own(a, maps, shared);
   const Ring<S>& ring = own.ring;
   const int h = own.h, b = own.b;
   own.start(S::kGroups * kTile, [&](int g, int row) { load_tile(own.base + g * kTile, maps.qkv, h * 64, row, b, ring.owned()); });
@@ -126,7 +126,7 @@ __device__ __forceinline__ void forward(const Call& a, const Maps& maps) {
       a.lse[(static_cast<std::int64_t>(b) * a.heads + h) * a.seq + t] = softmax.base[r] * a.scale + logf(sum);
   }
   bf16* out = a.out + static_cast<std::int64_t>(b) * a.seq * a.ld_out + static_cast<std::int64_t>(h) * 64;
-  flash::store_rows<64>(o, room + own.group * kTile + own.warp % 4 * 16 * 128, out, a.ld_out, own.w0, a.seq);
+  flash::store_rows<64>(o, shared + own.group * kTile + own.warp % 4 * 16 * 128, out, a.ld_out, own.w0, a.seq);
 }
 
 #endif
@@ -143,13 +143,13 @@ using Chosen = Shape<2, 2, 4>;
 }  // namespace
 }  // namespace wgmma
 
-bool attention_hopper(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& s) {
+bool attention_hopper(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& s) {
   using S = wgmma::Chosen;
   if (s.head_dim != 64 || !flash::takes(s, qkv, out) || !wgmma::compiled_here(wgmma::forward_kernel<S, false>)) return false;
   const flash::Call call = flash::call_of(s, qkv, out, lse, first);
   wgmma::Maps maps{};
   if (!wgmma::make_map(maps.qkv, call.qkv, qkv.cols(), qkv.ld, call)) return false;
-  wgmma::launch<S>(first ? wgmma::forward_kernel<S, true> : wgmma::forward_kernel<S, false>, call.heads, call, maps);
+  wgmma::launch<S>(ctx, first ? wgmma::forward_kernel<S, true> : wgmma::forward_kernel<S, false>, call.heads, call, maps);
   check_launch("attention_hopper");
   return true;
 }

@@ -62,8 +62,8 @@ struct Deltas {
 
 template <class S, bool Documents>
 __device__ __forceinline__ void own_queries(const Call& a, const Maps& maps) {
-  extern __shared__ __align__(1024) char room[];
-  const Queries<S, Documents> own(a, maps, room);
+  extern __shared__ __align__(1024) char shared[];
+  const Queries<S, Documents> own(a, maps, shared);
   const Ring<S>& ring = own.ring;
   const int h = own.h, b = own.b;
   own.start(2 * S::kGroups * kTile, [&](int g, int row) {
@@ -94,7 +94,7 @@ __device__ __forceinline__ void own_queries(const Call& a, const Maps& maps) {
     return Left(ds);
   };
   barrier_wait(ring.owned(), 0);
-  deltas(room + (2 * own.group + 1) * kTile + own.warp % 4 * 16 * 128, delta);
+  deltas(shared + (2 * own.group + 1) * kTile + own.warp % 4 * 16 * 128, delta);
   if (lane() % 4 == 0 && own.r0 < a.seq) {
     float* stats = stats_of(a, b, h, own.r0 / kRows) + own.w0 - own.r0 + lane() / 4;
 #pragma unroll
@@ -133,15 +133,15 @@ __device__ __forceinline__ void own_queries(const Call& a, const Maps& maps) {
   __syncthreads();  // nobody reads the queries any more
   flash::scale_by(dq, a.scale);
   bf16* to = a.dqkv + static_cast<std::int64_t>(b) * a.seq * a.ld_dqkv + static_cast<std::int64_t>(h) * 64;
-  flash::store_rows<64>(dq, room + 2 * own.group * kTile + own.warp % 4 * 16 * 128, to, a.ld_dqkv, own.w0, a.seq);
+  flash::store_rows<64>(dq, shared + 2 * own.group * kTile + own.warp % 4 * 16 * 128, to, a.ld_dqkv, own.w0, a.seq);
 }
 
 // Scores are kept transposed, keys by queries; the queries of all heads of the group stream past.
 template <class S, bool Documents>
 __device__ __forceinline__ void own_keys(const Call& a, const Maps& maps) {
-  extern __shared__ __align__(1024) char room[];
+  extern __shared__ __align__(1024) char shared[];
   constexpr int kStatBytes = (Documents ? 3 : 2) * kRows * 4;
-  const unsigned base = flash::shared_address(room);
+  const unsigned base = flash::shared_address(shared);
   const Ring<S> ring{base + S::kBarriers};
   const int k0 = static_cast<int>(blockIdx.y) * S::kOwned, last = a.seq - 1;
   const int kv = blockIdx.x, b = blockIdx.z, heads = a.heads / a.kv_heads;
@@ -180,7 +180,7 @@ __device__ __forceinline__ void own_keys(const Call& a, const Maps& maps) {
   const auto queries = [&](int step) { return descriptor(base + S::kStream + step % S::kStages * 2 * kTile); };
   const auto douts = [&](int step) { return descriptor(base + S::kStream + step % S::kStages * 2 * kTile + kTile); };
   const auto stats = [&](int step) {
-    return reinterpret_cast<const float*>(room + S::kStats + step % S::kStages * S::kStat) + lane() % 4 * 2;
+    return reinterpret_cast<const float*>(shared + S::kStats + step % S::kStages * S::kStat) + lane() % 4 * 2;
   };
   // The step after this one that has queries from the warpgroup's first key on, and its place among the tiles of its head.
   int place = -1;
@@ -266,7 +266,7 @@ __device__ __forceinline__ void own_keys(const Call& a, const Maps& maps) {
   pin(dk), pin(dv);
   __syncthreads();  // nobody reads the keys any more
   flash::scale_by(dk, a.scale);
-  char* through = room + 2 * group * kTile + warp % 4 * 16 * 128;
+  char* through = shared + 2 * group * kTile + warp % 4 * 16 * 128;
   bf16* to = a.dqkv + static_cast<std::int64_t>(b) * a.seq * a.ld_dqkv + static_cast<std::int64_t>(a.heads + kv) * 64;
   flash::store_rows<64>(dk, through, to, a.ld_dqkv, r0 + warp % 4 * 16, a.seq);
   flash::store_rows<64>(dv, through + kTile, to + static_cast<std::int64_t>(a.kv_heads) * 64, a.ld_dqkv, r0 + warp % 4 * 16, a.seq);
@@ -292,19 +292,19 @@ using QueryShape = Shape<2, 2, 4>;
 using KeyShape = Shape<1, 3, 3>;
 
 template <class S>
-void launch_queries(const Call& call, const Maps& maps) {
-  launch<S>(call.first ? query_kernel<S, true> : query_kernel<S, false>, call.heads, call, maps);
+void launch_queries(Context& ctx, const Call& call, const Maps& maps) {
+  launch<S>(ctx, call.first ? query_kernel<S, true> : query_kernel<S, false>, call.heads, call, maps);
 }
 template <class S>
-void launch_keys(const Call& call, const Maps& maps) {
-  launch<S>(call.first ? key_kernel<S, true> : key_kernel<S, false>, call.kv_heads, call, maps);
+void launch_keys(Context& ctx, const Call& call, const Maps& maps) {
+  launch<S>(ctx, call.first ? key_kernel<S, true> : key_kernel<S, false>, call.kv_heads, call, maps);
 }
 
 }  // namespace
 }  // namespace wgmma
 
-bool attention_hopper_backward(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
-                               const Tensor& dqkv, const AttentionShape& s) {
+bool attention_hopper_backward(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first,
+                               const Tensor& dout, const Tensor& dqkv, const AttentionShape& s) {
   if (s.head_dim != 64 || !flash::takes(s, qkv, out) || !flash::takes(s, dqkv, dout) ||
       !wgmma::compiled_here(wgmma::query_kernel<wgmma::QueryShape, false>))
     return false;
@@ -315,9 +315,9 @@ bool attention_hopper_backward(const Tensor& qkv, const Tensor& out, const Tenso
   if (!wgmma::make_map(maps.qkv, call.qkv, qkv.cols(), qkv.ld, call) || !wgmma::make_map(maps.dout, call.dout, dout.cols(), dout.ld, call))
     return false;
   const std::int64_t stats = s.batch * s.heads * wgmma::tiles_of(call.seq) * wgmma::kPlanes * wgmma::kRows;
-  call.delta = static_cast<float*>(scratch(static_cast<std::size_t>(stats) * sizeof(float)));
-  wgmma::launch_queries<wgmma::QueryShape>(call, maps);
-  wgmma::launch_keys<wgmma::KeyShape>(call, maps);
+  call.delta = static_cast<float*>(ctx.scratch(static_cast<std::size_t>(stats) * sizeof(float)));
+  wgmma::launch_queries<wgmma::QueryShape>(ctx, call, maps);
+  wgmma::launch_keys<wgmma::KeyShape>(ctx, call, maps);
   check_launch("attention_hopper_backward");
   return true;
 }

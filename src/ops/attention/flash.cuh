@@ -46,9 +46,9 @@ inline Call call_of(const AttentionShape& s, const Tensor& qkv, const Tensor& ou
   return c;
 }
 template <class Kernel>
-void launch(Kernel kernel, dim3 grid, int bytes, const Call& call) {
+void launch(Context& ctx, Kernel kernel, dim3 grid, int bytes, const Call& call) {
   BHYT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  kernel<<<grid, kThreads, bytes, stream()>>>(call);
+  kernel<<<grid, kThreads, bytes, stream(ctx)>>>(call);
 }
 
 __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
@@ -269,10 +269,10 @@ __device__ __forceinline__ void multiply_columns(float (&c)[MT][D / 8][4], const
     }
 }
 
-// Writes a warp's 16·MT rows of c to a matrix from row `row` on, those before `end`. They pass through `room`, rows of a tile that only
+// Writes a warp's 16·MT rows of c to a matrix from row `row` on, those before `end`. They pass through `shared`, rows of a tile that only
 // this warp used, so that the matrix is written in whole 16-byte chunks.
 template <int D, int MT>
-__device__ __forceinline__ void store_rows(const float (&c)[MT][D / 8][4], char* room, bf16* matrix, int ld, int row, int end) {
+__device__ __forceinline__ void store_rows(const float (&c)[MT][D / 8][4], char* shared, bf16* matrix, int ld, int row, int end) {
   __syncwarp();
 #pragma unroll
   for (int m = 0; m < MT; ++m)
@@ -280,7 +280,7 @@ __device__ __forceinline__ void store_rows(const float (&c)[MT][D / 8][4], char*
     for (int n = 0; n < D / 8; ++n)
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        *reinterpret_cast<unsigned*>(room + place<D>(16 * m + 8 * half + lane() / 4, n) + lane() % 4 * 4) =
+        *reinterpret_cast<unsigned*>(shared + place<D>(16 * m + 8 * half + lane() / 4, n) + lane() % 4 * 4) =
             pack(c[m][n][2 * half], c[m][n][2 * half + 1]);
   __syncwarp();
   constexpr int kChunks = D / 8, kStep = 32 / kChunks;
@@ -289,7 +289,7 @@ __device__ __forceinline__ void store_rows(const float (&c)[MT][D / 8][4], char*
   for (int r = 0; r < 16 * MT; r += kStep)
     if (row + r + begin < end)
       *reinterpret_cast<uint4*>(matrix + static_cast<std::int64_t>(row + r + begin) * ld + chunk * 8) =
-          *reinterpret_cast<const uint4*>(room + place<D>(r + begin, chunk));
+          *reinterpret_cast<const uint4*>(shared + place<D>(r + begin, chunk));
 }
 
 }  // namespace bhyt::cuda::flash

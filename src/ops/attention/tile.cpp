@@ -4,7 +4,7 @@
 #include <cstring>
 #include <limits>
 
-#include "core/parallel.h"
+#include "core/threads.h"
 
 namespace bhyt::cpu {
 

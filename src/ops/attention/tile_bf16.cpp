@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cstring>
 
-#include "core/parallel.h"
+#include "core/threads.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>

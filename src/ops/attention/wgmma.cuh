@@ -65,10 +65,10 @@ inline bool make_map(CUtensorMap& map, const bf16* matrix, std::int64_t columns,
 }
 
 template <class S, class Kernel>
-void launch(Kernel kernel, int heads, const flash::Call& call, const Maps& maps) {
+void launch(Context& ctx, Kernel kernel, int heads, const flash::Call& call, const Maps& maps) {
   BHYT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes));
   const dim3 grid(static_cast<unsigned>(heads), blocks_for(call.seq, S::kOwned), static_cast<unsigned>(call.batch));
-  kernel<<<grid, S::kThreads, S::kBytes, stream()>>>(call, maps);
+  kernel<<<grid, S::kThreads, S::kBytes, stream(ctx)>>>(call, maps);
 }
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -210,8 +210,8 @@ struct Queries {
   int whole = Documents ? (first[min(r0 + kRows, a.seq) - 1] + kRows - 1) / kRows : 0;
   int from[2];  // where the documents of queries lane/4 and lane/4 + 8 begin
 
-  __device__ __forceinline__ Queries(const flash::Call& call, const Maps& where, const char* room)
-      : a(call), maps(where), base(flash::shared_address(room)), ring{base + S::kBarriers} {
+  __device__ __forceinline__ Queries(const flash::Call& call, const Maps& where, const char* shared)
+      : a(call), maps(where), base(flash::shared_address(shared)), ring{base + S::kBarriers} {
 #pragma unroll
     for (int r = 0; r < 2; ++r) from[r] = Documents ? first[position(r)] : 0;
   }

@@ -2,7 +2,6 @@
 #include "ops/cross_entropy/cross_entropy.h"
 
 #include "core/check.h"
-#include "core/profile.h"
 
 namespace bhyt {
 
@@ -29,7 +28,7 @@ std::size_t cross_entropy_workspace(std::int64_t tokens, std::int64_t width, std
                           : cpu::cross_entropy_workspace(tokens, width, vocab, type);
 }
 
-void cross_entropy(const CrossEntropy& job) {
+void cross_entropy(Context& ctx, const CrossEntropy& job) {
   const Tensor& x = job.x;
   const std::int64_t n = x.rows(), c = x.cols(), v = job.w.rows();
   check(x.dtype == DType::f32 || x.dtype == DType::bf16, "[cross_entropy] expected x fp32 or bf16, got {}", name_of(x.dtype));
@@ -46,8 +45,11 @@ void cross_entropy(const CrossEntropy& job) {
   check(job.workspace.bytes() >= needed && job.workspace.device == x.device,
         "[cross_entropy] expected {} bytes of workspace on {}, got {} on {}", needed, name_of(x.device), job.workspace.bytes(),
         name_of(job.workspace.device));
-  const profile::Scope scope(profile::Kind::cross_entropy, x.device);
-  x.device.is_cuda() ? cuda::cross_entropy(job) : cpu::cross_entropy(job);
+  const Operation operation(ctx, "cross_entropy", profile::Kind::cross_entropy, x.device);
+  if (ctx.device().is_cuda())
+    cuda::cross_entropy(ctx, job);
+  else
+    cpu::cross_entropy(ctx, job);
 }
 
 }  // namespace bhyt

@@ -12,17 +12,17 @@ namespace bhyt::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr std::size_t kRoom = 256u << 20;  // bytes of logits that exist at a time, at most (and at least 128 rows)
+constexpr std::size_t kLogitBytes = 256u << 20;  // bytes of logits that exist at a time, at most (and at least 128 rows)
 
 std::int64_t padded(std::int64_t vocab) { return (vocab + 7) / 8 * 8; }  // rows of logits start on 16 bytes
 
 // The chunk that is worked on, in the workspace: logits, then a weighted loss per token of the whole batch.
-struct Room {
+struct Workspace {
   std::int64_t rows;
   std::size_t losses, bytes;  // losses: offset
-  Room(std::int64_t tokens, std::int64_t vocab, DType logits) {
+  Workspace(std::int64_t tokens, std::int64_t vocab, DType logits) {
     const std::size_t row = static_cast<std::size_t>(padded(vocab)) * size_of(logits);
-    rows = std::min(tokens, std::max<std::int64_t>(static_cast<std::int64_t>(kRoom / row) / 128 * 128, 128));
+    rows = std::min(tokens, std::max<std::int64_t>(static_cast<std::int64_t>(kLogitBytes / row) / 128 * 128, 128));
     losses = static_cast<std::size_t>(rows) * row;
     bytes = losses + static_cast<std::size_t>(tokens) * sizeof(float) + 256;
   }
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kThreads)
     softmax_kernel(T* logits, std::int64_t ld, bool backward, int vocab, const std::int32_t* targets, const float* weights, float scale,
                    float* losses, float* weighted, std::int32_t* greedy) {
   constexpr int U = V == 1 ? 4 : 16 / V, kStep = kThreads * V;
-  __shared__ Online room[kThreads / 32];
+  __shared__ Online shared[kThreads / 32];
   const std::int64_t row = blockIdx.x;
   T* x = logits + row * ld;
   const int target = targets[row];
@@ -107,10 +107,10 @@ __global__ void __launch_bounds__(kThreads)
                        __shfl_xor_sync(0xffffffffu, o.place, s)};
     o = join(o, other);
   }
-  if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = o;
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = o;
   __syncthreads();
-  o = room[0];
-  for (int k = 1; k < kThreads / 32; ++k) o = join(o, room[k]);
+  o = shared[0];
+  for (int k = 1; k < kThreads / 32; ++k) o = join(o, shared[k]);
   const float weight = target < 0 ? 0.f : weights ? weights[row] : 1.f;
   if (threadIdx.x == 0) {
     float loss = 0;
@@ -139,36 +139,36 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void sum_kernel(const float* values, std::int64_t n, float* out) {
-  __shared__ double room[33];
+  __shared__ double shared[33];
   double s = 0;
   for (std::int64_t i = threadIdx.x; i < n; i += blockDim.x) s += values[i];
-  s = block_sum(s, room);
+  s = block_sum(s, shared);
   if (threadIdx.x == 0) *out += static_cast<float>(s);
 }
 
 }  // namespace
 
 std::size_t cross_entropy_workspace(std::int64_t tokens, std::int64_t, std::int64_t vocab, DType type) {
-  return std::max(Room(tokens, vocab, type).bytes, Room(tokens, vocab, DType::f32).bytes);
+  return std::max(Workspace(tokens, vocab, type).bytes, Workspace(tokens, vocab, DType::f32).bytes);
 }
 
-void cross_entropy(const CrossEntropy& job) {
+void cross_entropy(Context& ctx, const CrossEntropy& job) {
   const std::int64_t n = job.x.rows(), vocab = job.w.rows();
   if (n == 0) return;
   const DType type = job.dx ? job.x.dtype : DType::f32;
-  const Room room(n, vocab, type);
+  const Workspace space(n, vocab, type);
   char* base = static_cast<char*>(job.workspace.data);
-  float* weighted = reinterpret_cast<float*>(base + room.losses);
-  for (std::int64_t first = 0; first < n; first += room.rows) {
-    const std::int64_t count = std::min(room.rows, n - first);
+  float* weighted = reinterpret_cast<float*>(base + space.losses);
+  for (std::int64_t first = 0; first < n; first += space.rows) {
+    const std::int64_t count = std::min(space.rows, n - first);
     Tensor logits(base, type, job.x.device, {count, vocab});
     logits.ld = padded(vocab);
     const Tensor x = job.x.row_slice(first, count);
-    bhyt::gemm(x, job.w, logits, GemmOptions{.trans_b = true});
+    bhyt::gemm(ctx, x, job.w, logits, GemmOptions{.trans_b = true});
     dispatch_float(type, [&](auto t) {
       using T = decltype(t);
       const auto launch = [&](auto wide) {
-        softmax_kernel<T, decltype(wide)::value><<<static_cast<unsigned>(count), kThreads, 0, stream()>>>(
+        softmax_kernel<T, decltype(wide)::value><<<static_cast<unsigned>(count), kThreads, 0, stream(ctx)>>>(
             logits.as<T>(), logits.ld, static_cast<bool>(job.dx), static_cast<int>(vocab), job.targets.as<std::int32_t>() + first,
             job.weights ? job.weights.as<float>() + first : nullptr, job.scale, job.losses ? job.losses.as<float>() + first : nullptr,
             weighted + first, job.greedy ? job.greedy.as<std::int32_t>() + first : nullptr);
@@ -179,10 +179,10 @@ void cross_entropy(const CrossEntropy& job) {
         launch(std::integral_constant<int, 1>{});
     });
     if (!job.dx) continue;
-    if (job.dw) bhyt::gemm(logits, x, job.dw, GemmOptions{.trans_a = true, .accumulate = job.accumulate || first > 0});
-    bhyt::gemm(logits, job.w, job.dx.row_slice(first, count), GemmOptions{});
+    if (job.dw) bhyt::gemm(ctx, logits, x, job.dw, GemmOptions{.trans_a = true, .accumulate = job.accumulate || first > 0});
+    bhyt::gemm(ctx, logits, job.w, job.dx.row_slice(first, count), GemmOptions{});
   }
-  if (job.loss) sum_kernel<<<1, 1024, 0, stream()>>>(weighted, n, job.loss.as<float>());
+  if (job.loss) sum_kernel<<<1, 1024, 0, stream(ctx)>>>(weighted, n, job.loss.as<float>());
   check_launch("cross_entropy");
 }
 

@@ -1,6 +1,7 @@
 // The LM head and its loss in one: logits are made, used and dropped a few rows at a time, so [tokens × vocabulary] never exists.
 #pragma once
 
+#include "core/context.h"
 #include "core/tensor.h"
 
 namespace bhyt {
@@ -23,15 +24,15 @@ struct CrossEntropy {
 // Bytes of workspace that one call wants for N tokens (the rows of logits that exist at a time).
 std::size_t cross_entropy_workspace(std::int64_t tokens, std::int64_t width, std::int64_t vocab, DType type, Device device);
 
-void cross_entropy(const CrossEntropy& job);
+void cross_entropy(Context& ctx, const CrossEntropy& job);
 
 namespace cpu {
 std::size_t cross_entropy_workspace(std::int64_t tokens, std::int64_t width, std::int64_t vocab, DType type);
-void cross_entropy(const CrossEntropy& job);
+void cross_entropy(Context& ctx, const CrossEntropy& job);
 }  // namespace cpu
 namespace cuda {
 std::size_t cross_entropy_workspace(std::int64_t tokens, std::int64_t width, std::int64_t vocab, DType type);
-void cross_entropy(const CrossEntropy& job);
+void cross_entropy(Context& ctx, const CrossEntropy& job);
 }  // namespace cuda
 
 }  // namespace bhyt

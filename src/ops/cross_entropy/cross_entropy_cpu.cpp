@@ -6,7 +6,7 @@
 
 #include "core/check.h"
 #include "core/math.h"
-#include "core/parallel.h"
+#include "core/threads.h"
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/gemm/gemm.h"
 
@@ -69,7 +69,10 @@ double row_loss(float* logits, std::int64_t vocab, std::int32_t target, bool gra
   if (grad) {
     const auto by = static_cast<float>(factor / sum);
     logits[target] = static_cast<float>(static_cast<double>(logits[target]) - sum);  // (p − 1)·sum, without loss of digits near p = 1
-    pack ? scale_and_pack(logits, by, vocab) : scale(logits, by, vocab);
+    if (pack)
+      scale_and_pack(logits, by, vocab);
+    else
+      scale(logits, by, vocab);
   }
   return loss;
 }
@@ -89,10 +92,10 @@ void check_targets(const CrossEntropy& job) {
 }
 
 // Loss and gradient of the logits of rows [first, first + logits.rows()); row_losses[i] = weight · loss.
-void softmax_rows(const CrossEntropy& job, std::int64_t first, const Tensor& logits, double* row_losses) {
+void softmax_rows(Context& ctx, const CrossEntropy& job, std::int64_t first, const Tensor& logits, double* row_losses) {
   const bool pack = job.x.dtype == DType::bf16;
   const std::int64_t vocab = logits.cols();
-  parallel_tasks(logits.rows(), [&](std::int64_t r) {
+  parallel_tasks(ctx.threads(), logits.rows(), [&](std::int64_t r) {
     const std::int64_t i = first + r;
     float* row = logits.as<float>() + r * logits.ld;
     const std::int32_t target = job.targets.as<std::int32_t>()[i];
@@ -114,7 +117,7 @@ std::size_t cross_entropy_workspace(std::int64_t tokens, std::int64_t, std::int6
   return static_cast<std::size_t>(chunk_rows(tokens, vocab) * row_distance(vocab)) * sizeof(float);
 }
 
-void cross_entropy(const CrossEntropy& job) {
+void cross_entropy(Context& ctx, const CrossEntropy& job) {
   check_targets(job);
   const std::int64_t n = job.x.rows(), vocab = job.w.rows(), rows = chunk_rows(n, vocab);
   std::vector<double> row_losses(static_cast<std::size_t>(rows));
@@ -124,15 +127,15 @@ void cross_entropy(const CrossEntropy& job) {
     const Tensor x = job.x.row_slice(first, r);
     Tensor logits(job.workspace.data, DType::f32, job.x.device, {r, vocab});
     logits.ld = row_distance(vocab);
-    bhyt::gemm(x, job.w, logits, {.trans_b = true});
-    softmax_rows(job, first, logits, row_losses.data());
+    bhyt::gemm(ctx, x, job.w, logits, {.trans_b = true});
+    softmax_rows(ctx, job, first, logits, row_losses.data());
     for (std::int64_t i = 0; i < r; ++i) total += row_losses[static_cast<std::size_t>(i)];
     if (!job.dx) continue;
     Tensor dlogits = logits;
     dlogits.dtype = job.x.dtype;
     if (dlogits.dtype == DType::bf16) dlogits.ld = 2 * logits.ld;
-    if (job.dw) bhyt::gemm(dlogits, x, job.dw, {.trans_a = true, .accumulate = job.accumulate || first > 0});
-    bhyt::gemm(dlogits, job.w, job.dx.row_slice(first, r));
+    if (job.dw) bhyt::gemm(ctx, dlogits, x, job.dw, {.trans_a = true, .accumulate = job.accumulate || first > 0});
+    bhyt::gemm(ctx, dlogits, job.w, job.dx.row_slice(first, r));
   }
   if (job.loss) *job.loss.as<float>() += static_cast<float>(total);
 }

@@ -2,7 +2,6 @@
 #include "ops/embedding/embedding.h"
 
 #include "core/check.h"
-#include "core/profile.h"
 
 namespace bhyt {
 
@@ -29,20 +28,27 @@ void check_shapes(const Tensor& tokens, const Tensor& table, const Tensor& rows,
 
 }  // namespace
 
-void embedding(const Tensor& tokens, const Tensor& table, const Tensor& out, const EmbeddingScale& scale) {
+void embedding(Context& ctx, const Tensor& tokens, const Tensor& table, const Tensor& out, const EmbeddingScale& scale) {
   check_shapes(tokens, table, out, scale);
-  const profile::Scope scope(profile::Kind::embedding, out.device);
-  out.device.is_cuda() ? cuda::embedding(tokens, table, out, scale) : cpu::embedding(tokens, table, out, scale);
+  const Operation operation(ctx, "embedding", profile::Kind::embedding, out.device);
+  if (ctx.device().is_cuda())
+    cuda::embedding(ctx, tokens, table, out, scale);
+  else
+    cpu::embedding(ctx, tokens, table, out, scale);
 }
 
-void embedding_backward(const Tensor& tokens, const Tensor& table, const Tensor& dout, const Tensor& dtable, const EmbeddingScale& scale) {
+void embedding_backward(Context& ctx, const Tensor& tokens, const Tensor& table, const Tensor& dout, const Tensor& dtable,
+                        const EmbeddingScale& scale) {
   check_shapes(tokens, table, dout, scale);
-  check(dtable.dtype == DType::f32 && dtable.rows() == table.rows() && dtable.cols() == table.cols() && dtable.device == table.device,
+  check(!dtable ||
+            (dtable.dtype == DType::f32 && dtable.rows() == table.rows() && dtable.cols() == table.cols() && dtable.device == table.device),
         "[embedding] expected dtable fp32 {} on {}, got {} {} on {}", shape_string(table), name_of(table.device), name_of(dtable.dtype),
         shape_string(dtable), name_of(dtable.device));
-  const profile::Scope scope(profile::Kind::embedding, dout.device);
-  dout.device.is_cuda() ? cuda::embedding_backward(tokens, table, dout, dtable, scale)
-                        : cpu::embedding_backward(tokens, table, dout, dtable, scale);
+  const Operation operation(ctx, "embedding_backward", profile::Kind::embedding, dout.device);
+  if (ctx.device().is_cuda())
+    cuda::embedding_backward(ctx, tokens, table, dout, dtable, scale);
+  else
+    cpu::embedding_backward(ctx, tokens, table, dout, dtable, scale);
 }
 
 }  // namespace bhyt

@@ -43,20 +43,20 @@ __global__ void count_kernel(std::int32_t* order, std::int64_t n) {
 template <class T>
 __global__ void dot_kernel(const std::int32_t* tokens, const T* table, std::int64_t ldt, const T* dout, std::int64_t ld, int c,
                            float* dot) {
-  __shared__ float room[33];
+  __shared__ float shared[33];
   const std::int64_t row = blockIdx.x;
   float s = 0;
   for (int j = threadIdx.x; j < c; j += kThreads)
     s += load1(dout + row * ld + j) * load1(table + static_cast<std::int64_t>(tokens[row]) * ldt + j);
-  s = block_sum(s, room);
+  s = block_sum(s, shared);
   if (threadIdx.x == 0) dot[row] = s;
 }
 
 __global__ void sum_kernel(const float* values, std::int64_t n, float* out) {
-  __shared__ double room[33];
+  __shared__ double shared[33];
   double s = 0;
   for (std::int64_t i = threadIdx.x; i < n; i += blockDim.x) s += values[i];
-  s = block_sum(s, room);
+  s = block_sum(s, shared);
   if (threadIdx.x == 0) *out += static_cast<float>(s);
 }
 
@@ -64,41 +64,43 @@ const float* learned_of(const EmbeddingScale& s) { return s.learned ? s.learned.
 
 }  // namespace
 
-void embedding(const Tensor& tokens, const Tensor& table, const Tensor& out, const EmbeddingScale& scale) {
+void embedding(Context& ctx, const Tensor& tokens, const Tensor& table, const Tensor& out, const EmbeddingScale& scale) {
   if (out.rows() == 0) return;
   dispatch_float(out.dtype, [&](auto t) {
     using T = decltype(t);
-    forward_kernel<T><<<static_cast<unsigned>(out.rows()), kThreads, 0, stream()>>>(tokens.as<std::int32_t>(), table.as<T>(), table.ld,
-                                                                                    out.as<T>(), out.ld, static_cast<int>(out.cols()),
-                                                                                    scale.constant, learned_of(scale));
+    forward_kernel<T><<<static_cast<unsigned>(out.rows()), kThreads, 0, stream(ctx)>>>(tokens.as<std::int32_t>(), table.as<T>(), table.ld,
+                                                                                       out.as<T>(), out.ld, static_cast<int>(out.cols()),
+                                                                                       scale.constant, learned_of(scale));
   });
   check_launch("embedding");
 }
 
-void embedding_backward(const Tensor& tokens, const Tensor& table, const Tensor& dout, const Tensor& dtable, const EmbeddingScale& scale) {
+void embedding_backward(Context& ctx, const Tensor& tokens, const Tensor& table, const Tensor& dout, const Tensor& dtable,
+                        const EmbeddingScale& scale) {
   const std::int64_t n = dout.rows();
   if (n == 0) return;
   const auto* ids = tokens.as<std::int32_t>();
   std::size_t temporary = 0;
-  const auto sort = [&](void* room, const std::int32_t* order, std::int32_t* sorted, std::int32_t* ordered) {
-    BHYT_CUDA(cub::DeviceRadixSort::SortPairs(room, temporary, ids, sorted, order, ordered, static_cast<int>(n), 0, 32, stream()));
+  const auto sort = [&](void* memory, const std::int32_t* order, std::int32_t* sorted, std::int32_t* ordered) {
+    BHYT_CUDA(cub::DeviceRadixSort::SortPairs(memory, temporary, ids, sorted, order, ordered, static_cast<int>(n), 0, 32, stream(ctx)));
   };
   sort(nullptr, nullptr, nullptr, nullptr);
   const std::size_t row = (static_cast<std::size_t>(n) * 4 + 255) / 256 * 256;
-  char* room = static_cast<char*>(scratch(4 * row + temporary));
-  auto *order = reinterpret_cast<std::int32_t*>(room), *sorted = reinterpret_cast<std::int32_t*>(room + row),
-       *ordered = reinterpret_cast<std::int32_t*>(room + 2 * row);
-  auto* dots = reinterpret_cast<float*>(room + 3 * row);
-  count_kernel<<<blocks_for(n, 256), 256, 0, stream()>>>(order, n);
-  sort(room + 4 * row, order, sorted, ordered);
+  char* memory = static_cast<char*>(ctx.scratch(4 * row + temporary));
+  auto *order = reinterpret_cast<std::int32_t*>(memory), *sorted = reinterpret_cast<std::int32_t*>(memory + row),
+       *ordered = reinterpret_cast<std::int32_t*>(memory + 2 * row);
+  auto* dots = reinterpret_cast<float*>(memory + 3 * row);
+  count_kernel<<<blocks_for(n, 256), 256, 0, stream(ctx)>>>(order, n);
+  sort(memory + 4 * row, order, sorted, ordered);
   const int c = static_cast<int>(dout.cols());
   dispatch_float(dout.dtype, [&](auto t) {
     using T = decltype(t);
-    backward_kernel<T><<<dim3(static_cast<unsigned>(n), blocks_for(c, kThreads)), kThreads, 0, stream()>>>(
-        sorted, ordered, n, dout.as<T>(), dout.ld, dtable.as<float>(), dtable.ld, c, scale.constant, learned_of(scale));
+    if (dtable)
+      backward_kernel<T><<<dim3(static_cast<unsigned>(n), blocks_for(c, kThreads)), kThreads, 0, stream(ctx)>>>(
+          sorted, ordered, n, dout.as<T>(), dout.ld, dtable.as<float>(), dtable.ld, c, scale.constant, learned_of(scale));
     if (!scale.dlearned) return;
-    dot_kernel<T><<<static_cast<unsigned>(n), kThreads, 0, stream()>>>(ids, table.as<T>(), table.ld, dout.as<T>(), dout.ld, c, dots);
-    sum_kernel<<<1, 1024, 0, stream()>>>(dots, n, scale.dlearned.as<float>());
+    dot_kernel<T><<<static_cast<unsigned>(n), kThreads, 0, stream(ctx)>>>(ids, table.as<T>(), table.ld, dout.as<T>(), dout.ld, c, dots);
+    sum_kernel<<<1, 1024, 0, stream(ctx)>>>(dots, n, scale.dlearned.as<float>());
   });
   check_launch("embedding_backward");
 }

@@ -1,6 +1,7 @@
 // Token embedding, with the optional scale of the residual stream at its start.
 #pragma once
 
+#include "core/context.h"
 #include "core/tensor.h"
 
 namespace bhyt {
@@ -13,18 +14,20 @@ struct EmbeddingScale {
 };
 
 // tokens int32 [N], table [V,C], out [N,C] of the same type: out = table[token] · scale.
-void embedding(const Tensor& tokens, const Tensor& table, const Tensor& out, const EmbeddingScale& scale = {});
-// dtable [V,C] fp32 += ; rows that share a token are summed in order, so the bits do not depend on the threads.
-void embedding_backward(const Tensor& tokens, const Tensor& table, const Tensor& dout, const Tensor& dtable,
+void embedding(Context& ctx, const Tensor& tokens, const Tensor& table, const Tensor& out, const EmbeddingScale& scale = {});
+// dtable [V,C] fp32 +=, skipped when empty; rows that share a token are summed in order, so the bits do not depend on the threads.
+void embedding_backward(Context& ctx, const Tensor& tokens, const Tensor& table, const Tensor& dout, const Tensor& dtable,
                         const EmbeddingScale& scale = {});
 
 namespace cpu {
-void embedding(const Tensor& tokens, const Tensor& table, const Tensor& out, const EmbeddingScale& scale);
-void embedding_backward(const Tensor& tokens, const Tensor& table, const Tensor& dout, const Tensor& dtable, const EmbeddingScale& scale);
+void embedding(Context& ctx, const Tensor& tokens, const Tensor& table, const Tensor& out, const EmbeddingScale& scale);
+void embedding_backward(Context& ctx, const Tensor& tokens, const Tensor& table, const Tensor& dout, const Tensor& dtable,
+                        const EmbeddingScale& scale);
 }  // namespace cpu
 namespace cuda {
-void embedding(const Tensor& tokens, const Tensor& table, const Tensor& out, const EmbeddingScale& scale);
-void embedding_backward(const Tensor& tokens, const Tensor& table, const Tensor& dout, const Tensor& dtable, const EmbeddingScale& scale);
+void embedding(Context& ctx, const Tensor& tokens, const Tensor& table, const Tensor& out, const EmbeddingScale& scale);
+void embedding_backward(Context& ctx, const Tensor& tokens, const Tensor& table, const Tensor& dout, const Tensor& dtable,
+                        const EmbeddingScale& scale);
 }  // namespace cuda
 
 }  // namespace bhyt

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "core/check.h"
-#include "core/parallel.h"
+#include "core/threads.h"
 #include "ops/embedding/embedding.h"
 
 namespace bhyt::cpu {
@@ -51,22 +51,26 @@ void check_tokens(const Tensor& tokens, std::int64_t vocab) {
 
 }  // namespace
 
-void embedding(const Tensor& tokens, const Tensor& table, const Tensor& out, const EmbeddingScale& scale) {
+void embedding(Context& ctx, const Tensor& tokens, const Tensor& table, const Tensor& out, const EmbeddingScale& scale) {
   check_tokens(tokens, table.rows());
   const auto* token = tokens.as<std::int32_t>();
   const float s = value_of(scale);
   dispatch_float(table.dtype, [&]<class T>(T) {
-    parallel_for(tokens.size(), rows_per_task(table), [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(ctx.threads(), tokens.size(), rows_per_task(table), [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
         const T* from = table.as<T>() + token[i] * table.ld;
         T* to = out.as<T>() + i * out.ld;
-        s == 1.0f ? void(std::copy_n(from, table.cols(), to)) : scale_row(from, s, to, table.cols());
+        if (s == 1.0f)
+          std::copy_n(from, table.cols(), to);
+        else
+          scale_row(from, s, to, table.cols());
       }
     });
   });
 }
 
-void embedding_backward(const Tensor& tokens, const Tensor& table, const Tensor& dout, const Tensor& dtable, const EmbeddingScale& scale) {
+void embedding_backward(Context& ctx, const Tensor& tokens, const Tensor& table, const Tensor& dout, const Tensor& dtable,
+                        const EmbeddingScale& scale) {
   check_tokens(tokens, table.rows());
   const auto* token = tokens.as<std::int32_t>();
   const std::int64_t n = tokens.size(), c = table.cols(), pieces = (c + kPiece - 1) / kPiece;
@@ -78,11 +82,11 @@ void embedding_backward(const Tensor& tokens, const Tensor& table, const Tensor&
   std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) { return token[a] < token[b]; });
   for (std::size_t i = 0; i < order.size(); ++i)
     if (i == 0 || token[order[i]] != token[order[i - 1]]) first.push_back(static_cast<std::int64_t>(i));
-  const auto groups = static_cast<std::int64_t>(first.size());
+  const auto groups = dtable ? static_cast<std::int64_t>(first.size()) : 0;
   first.push_back(n);
 
   dispatch_float(table.dtype, [&]<class T>(T) {
-    parallel_for(groups * pieces, 8, [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(ctx.threads(), groups * pieces, 8, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t task = begin; task < end; ++task) {
         const auto group = static_cast<std::size_t>(task / pieces);
         const std::int64_t column = task % pieces * kPiece, width = std::min(kPiece, c - column);
@@ -95,7 +99,7 @@ void embedding_backward(const Tensor& tokens, const Tensor& table, const Tensor&
     });
     if (!scale.dlearned) return;
     std::vector<double> dots(static_cast<std::size_t>(n));
-    parallel_for(n, rows_per_task(table), [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(ctx.threads(), n, rows_per_task(table), [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i)
         dots[static_cast<std::size_t>(i)] = dot_row(dout.as<T>() + i * dout.ld, table.as<T>() + token[i] * table.ld, c);
     });

@@ -2,7 +2,6 @@
 #include "ops/gemm/gemm.h"
 
 #include "core/check.h"
-#include "core/profile.h"
 
 namespace bhyt {
 
@@ -15,7 +14,7 @@ void check_operand(const char* what, const Tensor& t, const Device& device) {
 }
 }  // namespace
 
-void gemm(const Tensor& a, const Tensor& b, const Tensor& c, GemmOptions options) {
+void gemm(Context& ctx, const Tensor& a, const Tensor& b, const Tensor& c, GemmOptions options) {
   check_operand("a", a, c.device);
   check_operand("b", b, c.device);
   check_operand("c", c, c.device);
@@ -25,8 +24,11 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& c, GemmOptions options
   check(k == kb, "[gemm] expected inner dimensions to agree, got a {}{} and b {}{}", shape_string(a), options.trans_a ? "ᵀ" : "",
         shape_string(b), options.trans_b ? "ᵀ" : "");
   check(c.rows() == m && c.cols() == n, "[gemm] expected c [{}, {}], got {}", m, n, shape_string(c));
-  const profile::Scope scope(profile::Kind::matrix, c.device);
-  c.device.is_cuda() ? cuda::gemm(a, b, c, options) : cpu::gemm(a, b, c, options);
+  const Operation operation(ctx, "gemm", profile::Kind::matrix, c.device);
+  if (ctx.device().is_cuda())
+    cuda::gemm(ctx, a, b, c, options);
+  else
+    cpu::gemm(ctx, a, b, c, options);
 }
 
 }  // namespace bhyt

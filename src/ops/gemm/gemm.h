@@ -2,6 +2,7 @@
 // fp32 accumulation whatever the operands' type; the same bits on any number of threads.
 #pragma once
 
+#include "core/context.h"
 #include "core/tensor.h"
 
 namespace bhyt {
@@ -10,18 +11,17 @@ struct GemmOptions {
   bool trans_a = false;     // a is stored [k, m]
   bool trans_b = false;     // b is stored [n, k]
   bool accumulate = false;  // c += instead of c =
-  float alpha = 1.0f;
 };
 
-// c [m,n] = alpha · op(a) [m,k] · op(b) [k,n]. a and b share a type (fp32 or bf16); c is fp32 or bf16. Column slices (ld) are fine.
-void gemm(const Tensor& a, const Tensor& b, const Tensor& c, GemmOptions options = {});
+// c [m,n] = op(a) [m,k] · op(b) [k,n]. a and b share a type (fp32 or bf16); c is fp32 or bf16. Column slices (ld) are fine.
+void gemm(Context& ctx, const Tensor& a, const Tensor& b, const Tensor& c, GemmOptions options = {});
 
 namespace cpu {
-void gemm(const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& options);
+void gemm(Context& ctx, const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& options);
 const char* gemm_library();  // "oneDNN 2.6.3", "BLIS 0.9.0"
 }  // namespace cpu
 namespace cuda {
-void gemm(const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& options);
+void gemm(Context& ctx, const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& options);
 }
 
 }  // namespace bhyt

@@ -1,8 +1,7 @@
 // The product on the CPU: library calls on pieces of c, a memory-bound loop for few rows, or bf16 by way of fp32 panels.
 #include <algorithm>
 
-#include "core/parallel.h"
-#include "core/scratch.h"
+#include "core/threads.h"
 #include "ops/gemm/dot.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/library.h"
@@ -47,17 +46,23 @@ void widen_panel(const bf16* in, std::int64_t ld, std::int64_t rows, std::int64_
   for (std::int64_t i = 0; i < rows; ++i) widen(in + i * ld, out + i * cols, cols);
 }
 
+// The largest panel of a piece, and the floats that panel_product needs for it.
+template <class In, class Out>
+std::int64_t panel_floats(const Product<In, Out>& p) {
+  const std::int64_t m = piece_within(p.m, kPanelRows), n = piece_within(p.n, kPanelCols);
+  const std::int64_t widened = std::is_same_v<In, float> ? 0 : piece_within(p.k, kPanelDepth);
+  return (m + n) * widened + m * n;
+}
+
 // c through a sum in fp32, for a panel of c that is small enough for one.
 template <class In, class Out>
-void panel_product(const Product<In, Out>& p) {
-  struct Room;
+void panel_product(Context& ctx, const Product<In, Out>& p, float* scratch, int worker) {
   const std::int64_t depth = std::is_same_v<In, float> ? p.k : piece_within(p.k, kPanelDepth);
-  const std::int64_t room = std::is_same_v<In, float> ? 0 : depth;
-  float* const a = scratch<Room>((p.m + p.n) * room + p.m * p.n);
-  float* const b = a + p.m * room;
-  float* const sum = b + room * p.n;
-  Product<float, float> q{
-      .m = p.m, .n = p.n, .trans_a = p.trans_a, .trans_b = p.trans_b, .c = sum, .ldc = p.n, .alpha = p.alpha, .accumulate = p.accumulate};
+  const std::int64_t widened = std::is_same_v<In, float> ? 0 : depth;
+  float* const a = scratch;
+  float* const b = a + p.m * widened;
+  float* const sum = b + widened * p.n;
+  Product<float, float> q{.m = p.m, .n = p.n, .trans_a = p.trans_a, .trans_b = p.trans_b, .c = sum, .ldc = p.n, .accumulate = p.accumulate};
   if constexpr (std::is_same_v<Out, float>) {
     q.c = p.c;
     q.ldc = p.ldc;
@@ -79,7 +84,7 @@ void panel_product(const Product<In, Out>& p) {
       q.ldb = p.trans_b ? q.k : p.n;
       widen_panel(p.b + (p.trans_b ? l : l * p.ldb), p.ldb, p.trans_b ? p.n : q.k, q.ldb, b);
     }
-    library_gemm(q);
+    library_gemm(ctx, q, worker);
     q.accumulate = true;
   }
   if constexpr (std::is_same_v<Out, bf16>)
@@ -88,29 +93,43 @@ void panel_product(const Product<In, Out>& p) {
 
 // One thread's share.
 template <class In, class Out>
-void piece_product(const Product<In, Out>& p) {
+void piece_product(Context& ctx, const Product<In, Out>& p, float* scratch, int worker) {
   if constexpr (std::is_same_v<In, float> && std::is_same_v<Out, float>) {
-    library_gemm(p);
+    library_gemm(ctx, p, worker);
   } else {
     if constexpr (std::is_same_v<In, bf16>)
-      if (library_gemm_bf16(p)) return;
+      if (library_gemm_bf16(ctx, p, worker)) return;
     const std::int64_t mb = piece_within(p.m, kPanelRows), nb = piece_within(p.n, kPanelCols);
     for (std::int64_t j = 0; j < p.n; j += nb)
-      for (std::int64_t i = 0; i < p.m; i += mb) panel_product(part(p, i, mb, j, nb));
+      for (std::int64_t i = 0; i < p.m; i += mb) panel_product(ctx, part(p, i, mb, j, nb), scratch, worker);
   }
 }
 
 template <class In, class Out>
-void product_by_pieces(const Product<In, Out>& p) {
-  const std::int64_t wanted = library_pieces(p.m, p.n, p.k);
+void product_by_pieces(Context& ctx, const Product<In, Out>& p) {
+  const std::int64_t wanted = library_pieces(ctx.threads().count(), p.m, p.n, p.k);
   std::int64_t mb = piece(p.m, 1), nb = piece(p.n, 1);
   const auto rows = [&] { return (p.m + mb - 1) / mb; };
   const auto cols = [&] { return (p.n + nb - 1) / nb; };
   // Halving the longer side keeps the pieces near squares: the least to pack for the work.
   const auto by_rows = [&] { return mb >= nb || (kRowsFirst > 0 && !p.trans_a && mb > kRowsFirst); };
-  for (std::int64_t r = 1, c = 1; r * c < wanted && std::max(mb, nb) > kCut;) by_rows() ? mb = piece(p.m, r *= 2) : nb = piece(p.n, c *= 2);
+  for (std::int64_t r = 1, c = 1; r * c < wanted && std::max(mb, nb) > kCut;) {
+    if (by_rows()) {
+      r *= 2;
+      mb = piece(p.m, r);
+    } else {
+      c *= 2;
+      nb = piece(p.n, c);
+    }
+  }
   const std::int64_t across = cols();
-  parallel_tasks(rows() * across, [&](std::int64_t t) { piece_product(part(p, t / across * mb, mb, t % across * nb, nb)); });
+  prepare_library(ctx);
+  WorkerScratch scratch;
+  if constexpr (!std::is_same_v<In, float> || !std::is_same_v<Out, float>)
+    scratch = ctx.worker_scratch(panel_floats(part(p, 0, mb, 0, nb)));
+  parallel_tasks(ctx.threads(), rows() * across, [&](std::int64_t t, int worker) {
+    piece_product(ctx, part(p, t / across * mb, mb, t % across * nb, nb), scratch.of(worker), worker);
+  });
 }
 
 template <class In>
@@ -132,13 +151,12 @@ inline __attribute__((always_inline)) void four_sums(const float* x, const In* c
 
 // Few rows times a transposed matrix, the product of decoding: bound by reading b once, in its own type.
 template <class In, class Out>
-void rows_times_transposed(const Product<In, Out>& p) {
-  struct Rows;
-  float* const x = scratch<Rows>(p.m * p.k);
+void rows_times_transposed(Context& ctx, const Product<In, Out>& p) {
+  float* const x = static_cast<float*>(ctx.scratch(static_cast<std::size_t>(p.m * p.k) * sizeof(float), Context::Use::workspace));
   for (std::int64_t i = 0; i < p.m; ++i)
-    for (std::int64_t l = 0; l < p.k; ++l) x[i * p.k + l] = p.alpha * to_float(p.a[p.trans_a ? l * p.lda + i : i * p.lda + l]);
+    for (std::int64_t l = 0; l < p.k; ++l) x[i * p.k + l] = to_float(p.a[p.trans_a ? l * p.lda + i : i * p.lda + l]);
   const std::int64_t grain = (32768 / p.k + 4) / 4 * 4;
-  parallel_for(p.n, grain, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(ctx.threads(), p.n, grain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t j = begin; j < end; j += 4) {
       const In* rows[4];
       for (std::int64_t r = 0; r < 4; ++r) rows[r] = p.b + std::min(j + r, end - 1) * p.ldb;
@@ -154,15 +172,15 @@ void rows_times_transposed(const Product<In, Out>& p) {
 }
 
 template <class In, class Out>
-void multiply(const Product<In, Out>& p) {
+void multiply(Context& ctx, const Product<In, Out>& p) {
   if (p.m == 0 || p.n == 0) return;
   if (p.k == 0) {
     if (!p.accumulate)
       for (std::int64_t i = 0; i < p.m; ++i) std::fill_n(p.c + i * p.ldc, p.n, from_float<Out>(0.0f));
     return;
   }
-  if (p.m <= kFewRows && p.trans_b) return rows_times_transposed(p);
-  product_by_pieces(p);
+  if (p.m <= kFewRows && p.trans_b) return rows_times_transposed(ctx, p);
+  product_by_pieces(ctx, p);
 }
 
 }  // namespace
@@ -170,24 +188,23 @@ void multiply(const Product<In, Out>& p) {
 BHYT_CLONES void dot4(const float* x, const float* const* rows, std::int64_t k, float* out) { four_sums(x, rows, k, out); }
 BHYT_CLONES void dot4(const float* x, const bf16* const* rows, std::int64_t k, float* out) { four_sums(x, rows, k, out); }
 
-void gemm(const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& o) {
+void gemm(Context& ctx, const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& o) {
   dispatch_float(a.dtype, [&](auto in) {
     dispatch_float(c.dtype, [&](auto out) {
       using In = decltype(in);
       using Out = decltype(out);
-      multiply(Product<In, Out>{.m = c.rows(),
-                                .n = c.cols(),
-                                .k = o.trans_a ? a.rows() : a.cols(),
-                                .a = a.as<In>(),
-                                .lda = a.ld,
-                                .trans_a = o.trans_a,
-                                .b = b.as<In>(),
-                                .ldb = b.ld,
-                                .trans_b = o.trans_b,
-                                .c = c.as<Out>(),
-                                .ldc = c.ld,
-                                .alpha = o.alpha,
-                                .accumulate = o.accumulate});
+      multiply(ctx, Product<In, Out>{.m = c.rows(),
+                                     .n = c.cols(),
+                                     .k = o.trans_a ? a.rows() : a.cols(),
+                                     .a = a.as<In>(),
+                                     .lda = a.ld,
+                                     .trans_a = o.trans_a,
+                                     .b = b.as<In>(),
+                                     .ldb = b.ld,
+                                     .trans_b = o.trans_b,
+                                     .c = c.as<Out>(),
+                                     .ldc = c.ld,
+                                     .accumulate = o.accumulate});
     });
   });
 }

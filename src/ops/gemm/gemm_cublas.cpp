@@ -1,5 +1,4 @@
-// Matrix products by cuBLASLt. The algorithm of each shape is chosen once, by measuring the library's candidates, and kept: the choice can
-// be written out and read back (tuning.json), which makes the bits of a run repeat.
+// Matrix products by cuBLASLt, and the choice of its algorithms (tuning.h).
 #include <cublasLt.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "core/cuda_host.h"
+#include "core/memory.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/tuning.h"
 
@@ -25,22 +25,24 @@ void check_blas(cublasStatus_t s, const char* what) {
 constexpr std::size_t kWorkspace = 64u << 20;
 constexpr int kCandidates = 8;
 
-struct Library {
-  cublasLtHandle_t handle = nullptr;
-  void* workspace = nullptr;
-  std::map<std::string, cublasLtMatmulAlgo_t> algorithms;  // an entry never changes: nor do the bits of a product
-  std::map<std::string, cublasLtMatmulAlgo_t> saved;       // read back, not used yet
+// A product as it was called, to be measured later.
+struct Seen {
+  Tensor a, b, c;
+  GemmOptions options;
 };
 
-Library& library() {
-  static Library l = [] {
-    Library made;
-    BHYT_BLAS(cublasLtCreate(&made.handle));
-    made.workspace = device_memory(kWorkspace);
-    return made;
-  }();
-  return l;
-}
+struct Library {
+  cublasLtHandle_t handle = nullptr;
+  Buffer workspace;
+  std::map<std::string, cublasLtMatmulAlgo_t> algorithms;  // in use, by shape
+  std::map<std::string, cublasLtMatmulAlgo_t> saved;       // read back, not used yet
+  std::map<std::string, Seen> untuned;                     // large products that took the library's first choice
+
+  explicit Library(Context& ctx) : workspace(ctx, kWorkspace) { BHYT_BLAS(cublasLtCreate(&handle)); }
+  ~Library() { cublasLtDestroy(handle); }
+  Library(const Library&) = delete;
+  Library& operator=(const Library&) = delete;
+};
 
 // RAII for the library's descriptors.
 template <class H, cublasStatus_t (*Destroy)(H)>
@@ -68,19 +70,12 @@ std::uint32_t alignment(const Tensor& t) {
 struct Problem {
   const Tensor &a, &b, &c;
   std::int64_t m, n, k;
-  float alpha, beta;
+  float beta;
   Description description;
   Layout first, second, result;
 
   Problem(const Tensor& a_, const Tensor& b_, const Tensor& c_, const GemmOptions& o)
-      : a(a_),
-        b(b_),
-        c(c_),
-        m(c_.rows()),
-        n(c_.cols()),
-        k(o.trans_a ? a_.rows() : a_.cols()),
-        alpha(o.alpha),
-        beta(o.accumulate ? 1.f : 0.f) {
+      : a(a_), b(b_), c(c_), m(c_.rows()), n(c_.cols()), k(o.trans_a ? a_.rows() : a_.cols()), beta(o.accumulate ? 1.f : 0.f) {
     BHYT_BLAS(cublasLtMatmulDescCreate(&description.h, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     const cublasOperation_t ta = o.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, tb = o.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     BHYT_BLAS(cublasLtMatmulDescSetAttribute(description.h, CUBLASLT_MATMUL_DESC_TRANSA, &ta, sizeof ta));
@@ -99,13 +94,16 @@ struct Problem {
            std::to_string(b.ld) + "," + std::to_string(c.ld) + " align " +
            std::to_string(std::min({alignment(a), alignment(b), alignment(c), 16u}));
   }
-  cublasStatus_t run(const cublasLtMatmulAlgo_t& algorithm, void* out) const {
-    return cublasLtMatmul(library().handle, description.h, &alpha, b.data, first.h, a.data, second.h, &beta, c.data, result.h, out,
-                          result.h, &algorithm, library().workspace, kWorkspace, stream());
+  cublasStatus_t run(Context& ctx, const cublasLtMatmulAlgo_t& algorithm, void* out) const {
+    const Library& library = ctx.keep<Library>();
+    const float alpha = 1;
+    return cublasLtMatmul(library.handle, description.h, &alpha, b.data, first.h, a.data, second.h, &beta, c.data, result.h, out, result.h,
+                          &algorithm, library.workspace.data(), kWorkspace, stream(ctx));
   }
+  bool large() const { return 2.0 * static_cast<double>(m * n * k) >= 1e9; }
 };
 
-std::vector<cublasLtMatmulAlgo_t> candidates(const Problem& p) {
+std::vector<cublasLtMatmulAlgo_t> candidates(Context& ctx, const Problem& p, int wanted) {
   Preference preference;
   BHYT_BLAS(cublasLtMatmulPreferenceCreate(&preference.h));
   const auto set = [&](cublasLtMatmulPreferenceAttributes_t what, auto value) {
@@ -118,34 +116,34 @@ std::vector<cublasLtMatmulAlgo_t> candidates(const Problem& p) {
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(p.c));
   std::array<cublasLtMatmulHeuristicResult_t, kCandidates> found{};
   int count = 0;
-  const cublasStatus_t s = cublasLtMatmulAlgoGetHeuristic(library().handle, p.description.h, p.first.h, p.second.h, p.result.h, p.result.h,
-                                                          preference.h, kCandidates, found.data(), &count);
+  const cublasStatus_t s = cublasLtMatmulAlgoGetHeuristic(ctx.keep<Library>().handle, p.description.h, p.first.h, p.second.h, p.result.h,
+                                                          p.result.h, preference.h, wanted, found.data(), &count);
   if (s != CUBLAS_STATUS_SUCCESS || count == 0)
-    fail("[gemm] cuBLASLt has no algorithm for " + shape_string(p.a) + " times " + shape_string(p.b));
+    fail("[gemm] cuBLASLt has no algorithm for " + shape_string(p.a).text() + " times " + shape_string(p.b).text());
   std::vector<cublasLtMatmulAlgo_t> out;
   for (int i = 0; i < count; ++i) out.push_back(found[static_cast<std::size_t>(i)].algo);
   return out;
 }
 
 // Milliseconds of one run; negative when the algorithm refuses.
-float measure(const Problem& p, const cublasLtMatmulAlgo_t& algorithm, void* out, cudaEvent_t begin, cudaEvent_t end) {
-  BHYT_CUDA(cudaEventRecord(begin, stream()));
-  if (p.run(algorithm, out) != CUBLAS_STATUS_SUCCESS) return -1;
-  BHYT_CUDA(cudaEventRecord(end, stream()));
+float measure(Context& ctx, const Problem& p, const cublasLtMatmulAlgo_t& algorithm, void* out, cudaEvent_t begin, cudaEvent_t end) {
+  BHYT_CUDA(cudaEventRecord(begin, stream(ctx)));
+  if (p.run(ctx, algorithm, out) != CUBLAS_STATUS_SUCCESS) return -1;
+  BHYT_CUDA(cudaEventRecord(end, stream(ctx)));
   BHYT_CUDA(cudaEventSynchronize(end));
   float ms = 0;
   BHYT_CUDA(cudaEventElapsedTime(&ms, begin, end));
   return ms;
 }
 
-// The fastest candidate, measured into a copy of the result so that accumulating products stay right; the library's first choice for
-// small products and where there is no room for the copy. The candidates take turns, so that a clock that rises favours none, and those
-// within a hundredth of the best stand in the library's order, so that noise decides less.
-cublasLtMatmulAlgo_t choose(const Problem& p) {
-  const auto all = candidates(p);
+// The fastest candidate, measured into a copy of the result so that accumulating products stay right; the library's first choice where
+// there is no memory for the copy. The candidates take turns, so that a clock that rises favours none, and those within a hundredth of the
+// best stand in the library's order, so that noise decides less.
+cublasLtMatmulAlgo_t choose(Context& ctx, const Problem& p) {
+  const auto all = candidates(ctx, p, kCandidates);
   void* out = nullptr;
   const std::size_t bytes = static_cast<std::size_t>(p.c.rows() * p.c.ld) * size_of(p.c.dtype);
-  if (2.0 * static_cast<double>(p.m * p.n * p.k) < 1e9 || cudaMalloc(&out, bytes) != cudaSuccess) {
+  if (cudaMalloc(&out, bytes) != cudaSuccess) {
     cudaGetLastError();
     return all.front();
   }
@@ -155,7 +153,7 @@ cublasLtMatmulAlgo_t choose(const Problem& p) {
   std::vector<float> best(all.size(), HUGE_VALF);
   for (int round = 0; round < 4; ++round)
     for (std::size_t i = 0; i < all.size(); ++i)
-      if (const float ms = measure(p, all[i], out, begin, end); round > 0 && ms >= 0) best[i] = std::min(best[i], ms);
+      if (const float ms = measure(ctx, p, all[i], out, begin, end); round > 0 && ms >= 0) best[i] = std::min(best[i], ms);
   cudaEventDestroy(begin);
   cudaEventDestroy(end);
   BHYT_CUDA(cudaFree(out));
@@ -165,39 +163,48 @@ cublasLtMatmulAlgo_t choose(const Problem& p) {
 }
 
 // A choice that was read back is taken if the library still takes it.
-bool takes(const Problem& p, const cublasLtMatmulAlgo_t& algorithm) {
+bool takes(Context& ctx, const Problem& p, const cublasLtMatmulAlgo_t& algorithm) {
   cublasLtMatmulHeuristicResult_t result{};
-  return cublasLtMatmulAlgoCheck(library().handle, p.description.h, p.first.h, p.second.h, p.result.h, p.result.h, &algorithm, &result) ==
-             CUBLAS_STATUS_SUCCESS &&
+  return cublasLtMatmulAlgoCheck(ctx.keep<Library>().handle, p.description.h, p.first.h, p.second.h, p.result.h, p.result.h, &algorithm,
+                                 &result) == CUBLAS_STATUS_SUCCESS &&
          result.workspaceSize <= kWorkspace;
 }
 
 }  // namespace
 
-void gemm(const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& o) {
+void gemm(Context& ctx, const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& o) {
   if (c.size() == 0) return;
   const Problem p(a, b, c, o);
   if (p.k == 0) {
     const std::size_t size = size_of(c.dtype);
     if (!o.accumulate)
       BHYT_CUDA(cudaMemset2DAsync(c.data, static_cast<std::size_t>(c.ld) * size, 0, static_cast<std::size_t>(p.n) * size,
-                                  static_cast<std::size_t>(p.m), stream()));
+                                  static_cast<std::size_t>(p.m), stream(ctx)));
     return;
   }
-  auto& known = library().algorithms;
+  Library& library = ctx.keep<Library>();
   const std::string key = p.key(o);
-  auto it = known.find(key);
-  if (it == known.end()) {
-    const auto saved = library().saved.find(key);
-    const bool reuse = saved != library().saved.end() && takes(p, saved->second);
-    it = known.emplace(key, reuse ? saved->second : choose(p)).first;
+  auto it = library.algorithms.find(key);
+  if (it == library.algorithms.end()) {
+    const auto saved = library.saved.find(key);
+    const bool reuse = saved != library.saved.end() && takes(ctx, p, saved->second);
+    it = library.algorithms.emplace(key, reuse ? saved->second : candidates(ctx, p, 1).front()).first;
+    if (!reuse && p.large()) library.untuned.emplace(key, Seen{a, b, c, o});
   }
-  BHYT_BLAS(p.run(it->second, c.data));
+  BHYT_BLAS(p.run(ctx, it->second, c.data));
 }
 
-std::map<std::string, std::string> tuning() {
-  auto all = library().algorithms;
-  all.insert(library().saved.begin(), library().saved.end());
+void tune_products(Context& ctx) {
+  if (!ctx.device().is_cuda()) return;
+  Library& library = ctx.keep<Library>();
+  for (const auto& [key, seen] : library.untuned) library.algorithms[key] = choose(ctx, Problem(seen.a, seen.b, seen.c, seen.options));
+  library.untuned.clear();
+}
+
+std::map<std::string, std::string> tuning(Context& ctx) {
+  const Library& library = ctx.keep<Library>();
+  auto all = library.algorithms;
+  all.insert(library.saved.begin(), library.saved.end());
   std::map<std::string, std::string> out;
   for (const auto& [key, algorithm] : all)
     for (const std::uint64_t word : algorithm.data) {
@@ -208,7 +215,7 @@ std::map<std::string, std::string> tuning() {
   return out;
 }
 
-void set_tuning(const std::map<std::string, std::string>& saved) {
+void set_tuning(Context& ctx, const std::map<std::string, std::string>& saved) {
   std::map<std::string, cublasLtMatmulAlgo_t> read;
   for (const auto& [key, hex] : saved) {
     cublasLtMatmulAlgo_t algorithm{};
@@ -218,9 +225,7 @@ void set_tuning(const std::map<std::string, std::string>& saved) {
     for (std::size_t i = 0; i < words; ++i) algorithm.data[i] = std::stoull(hex.substr(16 * i, 16), nullptr, 16);
     read[key] = algorithm;
   }
-  // A new run: what this process chose for an earlier one must not stand in the way of what its directory says.
-  for (const auto& [key, algorithm] : read) library().algorithms.erase(key);
-  library().saved = std::move(read);
+  ctx.keep<Library>().saved = std::move(read);
 }
 
 std::string tuning_library() { return "cuBLASLt " + std::to_string(cublasLtGetVersion()); }

@@ -5,15 +5,16 @@
 #include <dnnl.hpp>
 
 #include <array>
-#include <cstring>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "core/error.h"
-#include "core/scratch.h"
+#include "core/memory.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/library.h"
 
@@ -61,12 +62,9 @@ std::shared_ptr<const Compiled> compile(const Product<In, Out>& p) {
   dnnl::post_ops after;
   if (p.accumulate) after.append_sum(1);
   attributes.set_post_ops(after);
-  // alpha as a scale: as an operation in front of the sum, it would leave the product to a plain loop.
 #if DNNL_VERSION_MAJOR >= 3
-  if (p.alpha != 1) attributes.set_scales_mask(DNNL_ARG_SRC, 0);
   const dnnl::matmul::primitive_desc description(engine(), made->a, made->b, made->c, attributes);
 #else
-  if (p.alpha != 1) attributes.set_output_scales(0, {p.alpha});
   const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(made->a, made->b, made->c), attributes, engine());
 #endif
   made->primitive = dnnl::matmul(description);
@@ -74,67 +72,93 @@ std::shared_ptr<const Compiled> compile(const Product<In, Out>& p) {
   return made;
 }
 
-// Planning a product takes longer than a small one itself: plans are kept by shape.
-template <class In, class Out>
-std::shared_ptr<const Compiled> compiled(const Product<In, Out>& p) {
-  static std::mutex mutex;
-  static std::map<Key, std::shared_ptr<const Compiled>> plans;
-  constexpr std::size_t kMost = 2048;  // prompts come in many lengths
-  std::uint32_t alpha;
-  std::memcpy(&alpha, &p.alpha, 4);
-  const Key key{p.m, p.n, p.k, p.lda, p.ldb, p.ldc, alpha, p.trans_a + 2 * p.trans_b + 4 * p.accumulate};
-  const std::lock_guard lock(mutex);
-  if (const auto it = plans.find(key); it != plans.end()) return it->second;
-  if (plans.size() >= kMost) plans.clear();
-  return plans[key] = compile(p);
-}
+// Planning a product takes longer than a small one itself: a context keeps plans by shape, and scratch for each of its workers.
+class Plans {
+ public:
+  explicit Plans(Context& ctx) : workers_(static_cast<std::size_t>(ctx.threads().workers())) {
+    for (std::size_t i = 0; i < workers_.size(); ++i) streams_.emplace_back(engine());
+  }
+
+  template <class In, class Out>
+  std::shared_ptr<const Compiled> find(const Product<In, Out>& p) {
+    constexpr std::size_t kMost = 2048;  // prompts come in many lengths
+    constexpr std::int64_t types = 2 * std::is_same_v<In, bf16> + std::is_same_v<Out, bf16>;
+    const Key key{p.m, p.n, p.k, p.lda, p.ldb, p.ldc, types, p.trans_a + 2 * p.trans_b + 4 * p.accumulate};
+    const std::lock_guard lock(mutex_);
+    if (const auto it = plans_.find(key); it != plans_.end()) return it->second;
+    if (plans_.size() >= kMost) plans_.clear();
+    auto made = compile(p);
+    most_ = std::max(most_, made->scratchpad.get_size());
+    return plans_[key] = std::move(made);
+  }
+
+  // Between loops: every worker gets what the largest plan so far asks for.
+  void reserve(Context& ctx) {
+    for (Buffer& b : workers_)
+      if (b.bytes() < most_) b = Buffer(ctx, most_);
+  }
+  using Own = std::unique_ptr<void, decltype(&std::free)>;
+  // A worker's scratch; one of its own for this call where a plan is new and larger.
+  void* scratch(int worker, std::size_t bytes, Own& own) {
+    const Buffer& b = workers_[static_cast<std::size_t>(worker)];
+    if (bytes <= b.bytes()) return b.data();
+    own.reset(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
+    return own.get();
+  }
+  dnnl::stream& stream(int worker) { return streams_[static_cast<std::size_t>(worker)]; }
+
+ private:
+  std::mutex mutex_;
+  std::map<Key, std::shared_ptr<const Compiled>> plans_;
+  std::vector<Buffer> workers_;
+  std::vector<dnnl::stream> streams_;
+  std::size_t most_ = 0;
+};
 
 template <class In, class Out>
-void run(const Product<In, Out>& p) {
+void run(Context& ctx, const Product<In, Out>& p, int worker) {
   const OneThread use;
-  thread_local dnnl::stream stream(engine());
+  Plans& plans = ctx.keep<Plans>();
   try {
-    const auto plan = compiled(p);
-    struct Room;
-    const std::size_t bytes = plan->scratchpad.get_size();
+    const auto plan = plans.find(p);
     const auto memory = [](const dnnl::memory::desc& d, const void* data) { return dnnl::memory(d, engine(), const_cast<void*>(data)); };
-    std::unordered_map<int, dnnl::memory> arguments{
+    Plans::Own own(nullptr, &std::free);
+    const std::unordered_map<int, dnnl::memory> arguments{
         {DNNL_ARG_SRC, memory(plan->a, p.a)},
         {DNNL_ARG_WEIGHTS, memory(plan->b, p.b)},
         {DNNL_ARG_DST, memory(plan->c, p.c)},
-        {DNNL_ARG_SCRATCHPAD, memory(plan->scratchpad, scratch<Room>(static_cast<std::int64_t>(bytes / 4 + 1)))}};
-#if DNNL_VERSION_MAJOR >= 3
-    if (p.alpha != 1) arguments[DNNL_ARG_ATTR_SCALES | DNNL_ARG_SRC] = memory({{1}, Type::f32, dnnl::memory::format_tag::x}, &p.alpha);
-#endif
-    plan->primitive.execute(stream, arguments);
-    stream.wait();
+        {DNNL_ARG_SCRATCHPAD, memory(plan->scratchpad, plans.scratch(worker, plan->scratchpad.get_size(), own))}};
+    plan->primitive.execute(plans.stream(worker), arguments);
+    plans.stream(worker).wait();
   } catch (const dnnl::error& e) {
     fail(std::string("[gemm] oneDNN: ") + e.what());
   }
 }
 
 template <class Out>
-bool run_bf16(const Product<bf16, Out>& p) {
+bool run_bf16(Context& ctx, const Product<bf16, Out>& p, int worker) {
   // Processors without bf16 products are served better by fp32 than by oneDNN's emulation.
   constexpr auto need = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
   static const bool native = (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & need) == need;
-  if (native) run(p);
+  if (native) run(ctx, p, worker);
   return native;
 }
 
 }  // namespace
 
-void library_gemm(const Product<float, float>& p) { run(p); }
+void library_gemm(Context& ctx, const Product<float, float>& p, int worker) { run(ctx, p, worker); }
+
+void prepare_library(Context& ctx) { ctx.keep<Plans>().reserve(ctx); }
 
 // By size alone: oneDNN may sum in another order for another shape. On all threads at once it would split the sum over k,
 // and the bits would depend on their number.
-std::int64_t library_pieces(std::int64_t m, std::int64_t n, std::int64_t k) {
+std::int64_t library_pieces(int, std::int64_t m, std::int64_t n, std::int64_t k) {
   if (m * n * k < 2'000'000) return 1;
   return std::max(std::min<std::int64_t>(8, m * n / (256 * 256)), m * n / (1024 * 2048));
 }
 
-bool library_gemm_bf16(const Product<bf16, float>& p) { return run_bf16(p); }
-bool library_gemm_bf16(const Product<bf16, bf16>& p) { return run_bf16(p); }
+bool library_gemm_bf16(Context& ctx, const Product<bf16, float>& p, int worker) { return run_bf16(ctx, p, worker); }
+bool library_gemm_bf16(Context& ctx, const Product<bf16, bf16>& p, int worker) { return run_bf16(ctx, p, worker); }
 
 const char* gemm_library() {
   static const std::string name = [] {

@@ -3,11 +3,12 @@
 
 #include <cstdint>
 
+#include "core/context.h"
 #include "core/dtype.h"
 
 namespace bhyt::cpu {
 
-// c [m,n] = or += alpha · op(a) · op(b), all row major; m, n and k are at least 1 when a library sees it.
+// c [m,n] = or += op(a) · op(b), all row major; m, n and k are at least 1 when a library sees it.
 template <class In, class Out>
 struct Product {
   std::int64_t m = 0, n = 0, k = 0;
@@ -19,16 +20,17 @@ struct Product {
   bool trans_b = false;
   Out* c = nullptr;
   std::int64_t ldc = 0;
-  float alpha = 1;
   bool accumulate = false;
 };
 
-// On the calling thread alone: cpu::gemm cuts c into pieces for the threads. The libraries' own threads wait for each other
-// in busy loops, which is fast on an idle machine and many times slower on one that runs anything else.
-void library_gemm(const Product<float, float>& p);
+// On the calling thread alone, which is `worker` of a loop: cpu::gemm cuts c into pieces for the threads. The libraries' own threads wait
+// for each other in busy loops, which is fast on an idle machine and many times slower on one that runs anything else.
+void library_gemm(Context& ctx, const Product<float, float>& p, int worker);
+// Before a loop over pieces, in the calling thread: what the library's calls for the workers may need.
+void prepare_library(Context& ctx);
 
 // Into how many pieces at least c should be cut. Cuts fall on multiples of kCut in both directions.
-std::int64_t library_pieces(std::int64_t m, std::int64_t n, std::int64_t k);
+std::int64_t library_pieces(int threads, std::int64_t m, std::int64_t n, std::int64_t k);
 #ifdef BHYT_GEMM_ONEDNN
 constexpr std::int64_t kCut = 64;  // a multiple of the tiles of AMX
 constexpr std::int64_t kRowsFirst = 256;
@@ -41,7 +43,7 @@ constexpr std::int64_t kRowsFirst = 0;
 
 // The same with bf16 operands. False when the library or this processor has no such products: nothing was done then, and
 // cpu::gemm goes through fp32.
-bool library_gemm_bf16(const Product<bf16, float>& p);
-bool library_gemm_bf16(const Product<bf16, bf16>& p);
+bool library_gemm_bf16(Context& ctx, const Product<bf16, float>& p, int worker);
+bool library_gemm_bf16(Context& ctx, const Product<bf16, bf16>& p, int worker);
 
 }  // namespace bhyt::cpu

@@ -5,38 +5,38 @@
 
 #include "core/check.h"
 #include "core/memory.h"
-#include "core/parallel.h"
+#include "core/threads.h"
 #include "ops/gemm/gemm.h"
 
 namespace bhyt {
 
 namespace {
-void copy_matrix(const Tensor& from, const Tensor& to) {
-  if (to.device.is_cuda()) return copy(from, to);
+void copy_matrix(Context& ctx, const Tensor& from, const Tensor& to) {
+  if (to.device.is_cuda()) return copy(ctx, from, to);
   const std::size_t bytes = static_cast<std::size_t>(to.cols()) * size_of(to.dtype);
-  parallel_for(to.rows(), static_cast<std::int64_t>(65536 / (bytes + 1)) + 1, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(ctx.threads(), to.rows(), static_cast<std::int64_t>(65536 / (bytes + 1)) + 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) std::memcpy(to.row_slice(i, 1).data, from.row_slice(i, 1).data, bytes);
   });
 }
 }  // namespace
 
-void linear(const Tensor& x, const Tensor& w, const Tensor& y, const Epilogue& epilogue) {
+void linear(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, const Epilogue& epilogue) {
   const Tensor& residual = epilogue.residual;
   if (residual) {
     check(residual.dtype == y.dtype && residual.rows() == y.rows() && residual.cols() == y.cols(),
           "[linear] expected residual {} {}, got {} {}", name_of(y.dtype), shape_string(y), name_of(residual.dtype),
           shape_string(residual));
-    if (residual.data != y.data) copy_matrix(residual, y);
+    if (residual.data != y.data) copy_matrix(ctx, residual, y);
   }
-  gemm(x, w, y, {.trans_b = true, .accumulate = static_cast<bool>(residual)});
+  gemm(ctx, x, w, y, {.trans_b = true, .accumulate = static_cast<bool>(residual)});
 }
 
-void linear_backward(const Tensor& x, const Tensor& w, const Tensor& dy, const Tensor& dx, const Tensor& dw, Adds adds) {
+void linear_backward(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& dy, const Tensor& dx, const Tensor& dw, Adds adds) {
   if (dw) {
     check(dw.dtype == DType::f32, "[linear_backward] expected dw fp32, got {}", name_of(dw.dtype));
-    gemm(dy, x, dw, {.trans_a = true, .accumulate = adds.dw});
+    gemm(ctx, dy, x, dw, {.trans_a = true, .accumulate = adds.dw});
   }
-  if (dx) gemm(dy, w, dx, {.accumulate = adds.dx});
+  if (dx) gemm(ctx, dy, w, dx, {.accumulate = adds.dx});
 }
 
 }  // namespace bhyt

@@ -1,6 +1,7 @@
 // y = x Wᵀ and its gradients: the only way the model multiplies by a weight matrix.
 #pragma once
 
+#include "core/context.h"
 #include "core/tensor.h"
 
 namespace bhyt {
@@ -11,7 +12,7 @@ struct Epilogue {
 };
 
 // x [N,I], w [O,I] of one type; y [N,O].
-void linear(const Tensor& x, const Tensor& w, const Tensor& y, const Epilogue& epilogue = {});
+void linear(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, const Epilogue& epilogue = {});
 
 // What a backward adds to instead of overwriting it.
 struct Adds {
@@ -19,6 +20,6 @@ struct Adds {
 };
 
 // dw [O,I] fp32 (+)= dyᵀ x, then dx [N,I] (+)= dy w, which may be x itself; an empty one is skipped.
-void linear_backward(const Tensor& x, const Tensor& w, const Tensor& dy, const Tensor& dx, const Tensor& dw, Adds adds = {});
+void linear_backward(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& dy, const Tensor& dx, const Tensor& dw, Adds adds = {});
 
 }  // namespace bhyt

@@ -2,7 +2,7 @@
 #include "core/cuda.cuh"
 #include "core/memory.h"
 #include "ops/gemm/gemm.h"
-#include "ops/norm/norm.h"
+#include "ops/norm/statistic.h"
 
 namespace bhyt::cuda {
 
@@ -73,42 +73,62 @@ __global__ void mean_kernel(const float* rows, std::int64_t n, float* out) {
   if (threadIdx.x == 0) out[blockIdx.x] = static_cast<float>(s / static_cast<double>(n));
 }
 
+__global__ void scales_kernel(NormParams p, float* statistic, float* a) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (row >= p.n) return;
+  const RowStats s = kept_stats(p, row);
+  statistic[row] = shown_statistic(p, s);
+  a[row] = row_scale(p, s).a;
+}
+
 const float* pointer_of(const Tensor& t) { return t ? t.as<float>() : nullptr; }
 
 }  // namespace
 
-void norm_constant(const Tensor& c_attn, const Tensor& scale, float factor, const Tensor& gamma, const Tensor& constant) {
-  constant_kernel<<<1, gamma ? 256 : 32, 0, stream()>>>(pointer_of(c_attn), pointer_of(scale), factor, pointer_of(gamma),
-                                                        gamma ? static_cast<int>(gamma.size()) : 0, constant.as<float>());
+void norm_constant(Context& ctx, const Tensor& c_attn, const Tensor& scale, float factor, const Tensor& gamma, const Tensor& constant) {
+  constant_kernel<<<1, gamma ? 256 : 32, 0, stream(ctx)>>>(pointer_of(c_attn), pointer_of(scale), factor, pointer_of(gamma),
+                                                           gamma ? static_cast<int>(gamma.size()) : 0, constant.as<float>());
   check_launch("norm_constant");
 }
 
-void attention_constant(const Tensor& wv, const Tensor& wo, std::int64_t heads, std::int64_t kv_heads, std::int64_t seq_len,
+void attention_constant(Context& ctx, const Tensor& wv, const Tensor& wo, std::int64_t heads, std::int64_t kv_heads, std::int64_t seq_len,
                         const Tensor& c_attn) {
   const std::int64_t kd = wv.rows(), c = wv.cols(), d = kd / kv_heads;
-  const OwnedTensor v(wv.device, DType::f32, {kd, c}), s(wv.device, DType::f32, {c, kd}), vv(wv.device, DType::f32, {kd, kd}),
-      ss(wv.device, DType::f32, {kd, kd});
+  auto* memory = static_cast<float*>(ctx.scratch(static_cast<std::size_t>(2 * kd * (c + kd)) * sizeof(float)));
+  const auto matrix = [&](std::int64_t rows, std::int64_t cols) {
+    const Tensor t(memory, DType::f32, wv.device, {rows, cols});
+    memory += rows * cols;
+    return t;
+  };
+  const Tensor v = matrix(kd, c), s = matrix(c, kd), vv = matrix(kd, kd), ss = matrix(kd, kd);
   dispatch_float(wv.dtype, [&](auto t) {
     using T = decltype(t);
-    widen_kernel<T><<<blocks_for(kd * c, 256), 256, 0, stream()>>>(wv.as<T>(), v.t.as<float>(), kd * c);
-    group_kernel<T><<<blocks_for(kd * c, 256), 256, 0, stream()>>>(wo.as<T>(), s.t.as<float>(), c, static_cast<int>(kv_heads),
-                                                                   static_cast<int>(heads / kv_heads), static_cast<int>(d));
+    widen_kernel<T><<<blocks_for(kd * c, 256), 256, 0, stream(ctx)>>>(wv.as<T>(), v.as<float>(), kd * c);
+    group_kernel<T><<<blocks_for(kd * c, 256), 256, 0, stream(ctx)>>>(wo.as<T>(), s.as<float>(), c, static_cast<int>(kv_heads),
+                                                                      static_cast<int>(heads / kv_heads), static_cast<int>(d));
   });
-  bhyt::gemm(v.t, v.t, vv.t, GemmOptions{.trans_b = true});
-  bhyt::gemm(s.t, s.t, ss.t, GemmOptions{.trans_a = true});
-  trace_kernel<<<1, 1024, 0, stream()>>>(vv.t.as<float>(), ss.t.as<float>(), kd * kd, static_cast<double>(seq_len) * static_cast<double>(c),
-                                         c_attn.as<float>());
+  bhyt::gemm(ctx, v, v, vv, GemmOptions{.trans_b = true});
+  bhyt::gemm(ctx, s, s, ss, GemmOptions{.trans_a = true});
+  trace_kernel<<<1, 1024, 0, stream(ctx)>>>(vv.as<float>(), ss.as<float>(), kd * kd, static_cast<double>(seq_len) * static_cast<double>(c),
+                                            c_attn.as<float>());
   check_launch("attention_constant");
 }
 
-void row_moments(const Tensor& x, const Tensor& out) {
+void norm_scales(Context& ctx, const NormSite& site, const Tensor& stats, const Given* given, const Tensor& statistic, const Tensor& a) {
+  const NormParams p = make_params(site, a.reshape({a.size(), 1}), stats, given);
+  if (p.n == 0) return;
+  scales_kernel<<<blocks_for(p.n, 256), 256, 0, stream(ctx)>>>(p, statistic.as<float>(), a.as<float>());
+  check_launch("norm_scales");
+}
+
+void row_moments(Context& ctx, const Tensor& x, const Tensor& out) {
   const std::int64_t n = x.rows();
-  float* rows = static_cast<float*>(scratch(static_cast<std::size_t>(n) * 4 * sizeof(float)));
+  float* rows = static_cast<float*>(ctx.scratch(static_cast<std::size_t>(n) * 4 * sizeof(float)));
   dispatch_float(x.dtype, [&](auto t) {
     using T = decltype(t);
-    moments_kernel<T><<<static_cast<unsigned>(n), 128, 0, stream()>>>(x.as<T>(), x.ld, n, static_cast<int>(x.cols()), rows);
+    moments_kernel<T><<<static_cast<unsigned>(n), 128, 0, stream(ctx)>>>(x.as<T>(), x.ld, n, static_cast<int>(x.cols()), rows);
   });
-  mean_kernel<<<4, 512, 0, stream()>>>(rows, n, out.as<float>());
+  mean_kernel<<<4, 512, 0, stream(ctx)>>>(rows, n, out.as<float>());
   check_launch("row_moments");
 }
 

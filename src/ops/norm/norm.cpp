@@ -2,7 +2,6 @@
 #include "ops/norm/norm.h"
 
 #include "core/check.h"
-#include "core/profile.h"
 
 namespace bhyt {
 
@@ -42,47 +41,73 @@ void check_site(const char* op, const NormSite& s, const Tensor& x, const Tensor
 
 }  // namespace
 
-void norm(const NormSite& site, const NormForward& call) {
+void norm(Context& ctx, const NormSite& site, const NormForward& call) {
   check_site("norm", site, call.x, call.stats, call.given);
   check_matrix("norm", "add", call.add, call.x, false);
   check_matrix("norm", "sum", call.sum, call.x, static_cast<bool>(call.add));
   check_matrix("norm", "z", call.z, call.x);
-  const profile::Scope scope(profile::Kind::norm, call.x.device);
-  call.x.device.is_cuda() ? cuda::norm(site, call) : cpu::norm(site, call);
+  const Operation operation(ctx, "norm", profile::Kind::norm, call.x.device);
+  if (ctx.device().is_cuda())
+    cuda::norm(ctx, site, call);
+  else
+    cpu::norm(ctx, site, call);
 }
 
-void norm_backward(const NormSite& site, const NormGrads& grads, const NormBackward& call) {
+void norm_backward(Context& ctx, const NormSite& site, const NormGrads& grads, const NormBackward& call) {
   check_site("norm_backward", site, call.x, call.stats, call.given);
   check_matrix("norm_backward", "dz", call.dz, call.x);
   check_matrix("norm_backward", "dx", call.dx, call.x);
   check(site.stat == Stat::none || site.stat == Stat::given || call.stats, "[norm_backward] expected the forward's statistics");
   check(!call.dms || site.stat == Stat::rms, "[norm_backward] expected a gradient of the mean square only at an rms site");
-  const profile::Scope scope(profile::Kind::norm, call.x.device);
-  call.x.device.is_cuda() ? cuda::norm_backward(site, grads, call) : cpu::norm_backward(site, grads, call);
+  const Operation operation(ctx, "norm_backward", profile::Kind::norm, call.x.device);
+  if (ctx.device().is_cuda())
+    cuda::norm_backward(ctx, site, grads, call);
+  else
+    cpu::norm_backward(ctx, site, grads, call);
 }
 
-void norm_constant(const Tensor& c_attn, const Tensor& scale, float factor, const Tensor& gamma, const Tensor& constant) {
-  const profile::Scope scope(profile::Kind::norm, constant.device);
-  constant.device.is_cuda() ? cuda::norm_constant(c_attn, scale, factor, gamma, constant)
-                            : cpu::norm_constant(c_attn, scale, factor, gamma, constant);
+void norm_scales(Context& ctx, const NormSite& site, const Tensor& stats, const Given* given, const Tensor& statistic, const Tensor& a) {
+  const std::int64_t n = a.size();
+  check_vector("norm_scales", "a", a, n, true);
+  check_vector("norm_scales", "statistic", statistic, n, true);
+  check_vector("norm_scales", "stats", stats, 2 * n, site.stat != Stat::none && site.stat != Stat::given);
+  check((site.stat == Stat::given) == (given != nullptr), "[norm_scales] expected a given statistic exactly where the site asks for one");
+  const Operation operation(ctx, "norm_scales", profile::Kind::norm, a.device);
+  if (ctx.device().is_cuda())
+    cuda::norm_scales(ctx, site, stats, given, statistic, a);
+  else
+    cpu::norm_scales(ctx, site, stats, given, statistic, a);
 }
 
-void attention_constant(const Tensor& wv, const Tensor& wo, std::int64_t heads, std::int64_t kv_heads, std::int64_t seq_len,
+void norm_constant(Context& ctx, const Tensor& c_attn, const Tensor& scale, float factor, const Tensor& gamma, const Tensor& constant) {
+  const Operation operation(ctx, "norm_constant", profile::Kind::norm, constant.device);
+  if (ctx.device().is_cuda())
+    cuda::norm_constant(ctx, c_attn, scale, factor, gamma, constant);
+  else
+    cpu::norm_constant(ctx, c_attn, scale, factor, gamma, constant);
+}
+
+void attention_constant(Context& ctx, const Tensor& wv, const Tensor& wo, std::int64_t heads, std::int64_t kv_heads, std::int64_t seq_len,
                         const Tensor& c_attn) {
   check(kv_heads > 0 && heads % kv_heads == 0 && wv.rows() % kv_heads == 0 && wo.cols() % heads == 0 &&
             wo.cols() / heads == wv.rows() / kv_heads && wo.rows() == wv.cols(),
         "[attention_constant] expected W_V [K·D, C] and W_O [C, H·D] with H={} and K={}, got {} and {}", heads, kv_heads, shape_string(wv),
         shape_string(wo));
   check(seq_len > 0, "[attention_constant] expected a sequence length above 0, got {}", seq_len);
-  const profile::Scope scope(profile::Kind::norm, wv.device);
-  wv.device.is_cuda() ? cuda::attention_constant(wv, wo, heads, kv_heads, seq_len, c_attn)
-                      : cpu::attention_constant(wv, wo, heads, kv_heads, seq_len, c_attn);
+  const Operation operation(ctx, "attention_constant", profile::Kind::norm, wv.device);
+  if (ctx.device().is_cuda())
+    cuda::attention_constant(ctx, wv, wo, heads, kv_heads, seq_len, c_attn);
+  else
+    cpu::attention_constant(ctx, wv, wo, heads, kv_heads, seq_len, c_attn);
 }
 
-void row_moments(const Tensor& x, const Tensor& out) {
+void row_moments(Context& ctx, const Tensor& x, const Tensor& out) {
   check(out.dtype == DType::f32 && out.size() == 4, "[row_moments] expected a place for 4 fp32, got {}", shape_string(out));
-  const profile::Scope scope(profile::Kind::norm, x.device);
-  x.device.is_cuda() ? cuda::row_moments(x, out) : cpu::row_moments(x, out);
+  const Operation operation(ctx, "row_moments", profile::Kind::norm, x.device);
+  if (ctx.device().is_cuda())
+    cuda::row_moments(ctx, x, out);
+  else
+    cpu::row_moments(ctx, x, out);
 }
 
 }  // namespace bhyt

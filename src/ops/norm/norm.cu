@@ -382,73 +382,77 @@ void with_backward_shape(std::int64_t c, F&& f) {
   return f(Shape<512, 2, 512>{});
 }
 
-// As many blocks as fit on the GPU at a time; asked once per kernel.
+// As many blocks as fit on the GPU at a time; asked once per kernel and context.
+struct Occupancy {
+  explicit Occupancy(Context&) {}
+  std::map<std::pair<const void*, std::size_t>, int> known;
+};
 template <class Kernel>
-int resident_blocks(Kernel kernel, int threads, std::size_t shared) {
-  static std::map<std::pair<const void*, std::size_t>, int> known;
-  int& per = known[{reinterpret_cast<const void*>(kernel), shared}];
+int resident_blocks(Context& ctx, Kernel kernel, int threads, std::size_t shared) {
+  int& per = ctx.keep<Occupancy>().known[{reinterpret_cast<const void*>(kernel), shared}];
   if (per == 0) BHYT_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per, kernel, threads, shared));
-  return std::max(per, 1) * multiprocessors();
+  return std::max(per, 1) * multiprocessors(ctx);
 }
 
 template <class T, class M, int W>
-void launch_backward(const NormParams& p, const NormGrads& grads, const NormBackward& call) {
+void launch_backward(Context& ctx, const NormParams& p, const NormGrads& grads, const NormBackward& call) {
   with_backward_shape<T>(p.c, [&](auto shape) {
     using S = decltype(shape);
     auto kernel = backward_kernel<T, M, S, W>;
     const std::size_t shared = S::groups > 1 ? static_cast<std::size_t>(p.c) * sizeof(float) : 0;
-    const int blocks = static_cast<int>(std::min<std::int64_t>(blocks_for(p.n, S::groups), resident_blocks(kernel, S::threads, shared)));
+    const int blocks =
+        static_cast<int>(std::min<std::int64_t>(blocks_for(p.n, S::groups), resident_blocks(ctx, kernel, S::threads, shared)));
     const std::size_t columns = static_cast<std::size_t>(blocks) * W * p.c;
-    float* part = static_cast<float*>(scratch((columns + static_cast<std::size_t>(blocks) * kScalars) * sizeof(float)));
-    kernel<<<blocks, S::threads, shared, stream()>>>(p, matrix<T>(call.x), matrix<T>(call.dz), matrix<T>(call.dx), call.accumulate, part,
-                                                     part + columns);
+    float* part = static_cast<float*>(ctx.scratch((columns + static_cast<std::size_t>(blocks) * kScalars) * sizeof(float)));
+    kernel<<<blocks, S::threads, shared, stream(ctx)>>>(p, matrix<T>(call.x), matrix<T>(call.dz), matrix<T>(call.dx), call.accumulate, part,
+                                                        part + columns);
     const ColumnTargets targets{{pointer(grads.gamma), W == 3 ? pointer(grads.gate) : pointer(grads.beta), pointer(grads.direction)},
                                 {p.out_factor, p.out_factor, 1}};
-    columns_kernel<<<dim3(blocks_for(p.c, 32) + 1, W), dim3(8, 32), 0, stream()>>>(part, blocks, W, p.c, targets, part + columns,
-                                                                                   scalar_targets(grads, call.given));
+    columns_kernel<<<dim3(blocks_for(p.c, 32) + 1, W), dim3(8, 32), 0, stream(ctx)>>>(part, blocks, W, p.c, targets, part + columns,
+                                                                                      scalar_targets(grads, call.given));
   });
 }
 
 }  // namespace
 
-void add_scalars(const float* sums, std::int64_t count, const ScalarTargets& targets) {
-  scalars_kernel<<<1, 32 * kScalars, 0, stream()>>>(sums, count, targets);
+void add_scalars(Context& ctx, const float* sums, std::int64_t count, const ScalarTargets& targets) {
+  scalars_kernel<<<1, 32 * kScalars, 0, stream(ctx)>>>(sums, count, targets);
 }
 
-void norm(const NormSite& site, const NormForward& call) {
+void norm(Context& ctx, const NormSite& site, const NormForward& call) {
   const NormParams p = make_params(site, call.x, call.stats, call.given);
   if (p.n == 0) return;
   dispatch_float(call.x.dtype, [&](auto t) {
     using T = decltype(t);
     if (!fits<T>(p.c, site) || !aligned16(call.x) || !aligned16(call.add) || !aligned16(call.sum) || !aligned16(call.z))
-      return norm_rows(site, call);
+      return norm_rows(ctx, site, call);
     dispatch_map(site.map, [&](auto m) {
       using M = Fast<T, decltype(m)>;
       const bool plain = (p.stat == Stat::rms || p.stat == Stat::given || p.stat == Stat::none) && !p.gate && !p.beta && p.aux == 0;
       with_forward_shape<T>(p.c, [&](auto shape) {
         using S = decltype(shape);
         auto kernel = plain ? forward_kernel<T, M, S, true> : forward_kernel<T, M, S, false>;
-        kernel<<<blocks_for(p.n, S::groups), S::threads, 0, stream()>>>(p, matrix<T>(call.x), matrix<T>(call.add), matrix<T>(call.sum),
-                                                                        matrix<T>(call.z));
+        kernel<<<blocks_for(p.n, S::groups), S::threads, 0, stream(ctx)>>>(p, matrix<T>(call.x), matrix<T>(call.add), matrix<T>(call.sum),
+                                                                           matrix<T>(call.z));
       });
     });
   });
   check_launch("norm");
 }
 
-void norm_backward(const NormSite& site, const NormGrads& grads, const NormBackward& call) {
+void norm_backward(Context& ctx, const NormSite& site, const NormGrads& grads, const NormBackward& call) {
   NormParams p = make_params(site, call.x, call.stats, call.given);
   p.dms_in = pointer(call.dms);
   if (p.n == 0) return;
   dispatch_float(call.x.dtype, [&](auto t) {
     using T = decltype(t);
     if (!fits<T>(p.c, site) || !aligned16(call.x) || !aligned16(call.dz) || !aligned16(call.dx))
-      return norm_backward_rows(site, grads, call);
-    if (site.gate) return launch_backward<T, IdMap, 3>(p, grads, call);
+      return norm_backward_rows(ctx, site, grads, call);
+    if (site.gate) return launch_backward<T, IdMap, 3>(ctx, p, grads, call);
     dispatch_map(site.map, [&](auto m) {
       using M = Fast<T, decltype(m)>;
-      if (site.beta) return launch_backward<T, M, 2>(p, grads, call);
-      return launch_backward<T, M, 1>(p, grads, call);
+      if (site.beta) return launch_backward<T, M, 2>(ctx, p, grads, call);
+      return launch_backward<T, M, 1>(ctx, p, grads, call);
     });
   });
   check_launch("norm_backward");

@@ -22,10 +22,10 @@ inline ScalarTargets scalar_targets(const NormGrads& grads, const Given* given) 
 }
 
 // Adds per-block (or per-row) scalar sums [count, kScalars] to the gradients, in a fixed order.
-void add_scalars(const float* sums, std::int64_t count, const ScalarTargets& targets);
+void add_scalars(Context& ctx, const float* sums, std::int64_t count, const ScalarTargets& targets);
 
 // The same operations for rows that do not come in 16-byte pieces or do not fit into registers.
-void norm_rows(const NormSite& site, const NormForward& call);
-void norm_backward_rows(const NormSite& site, const NormGrads& grads, const NormBackward& call);
+void norm_rows(Context& ctx, const NormSite& site, const NormForward& call);
+void norm_backward_rows(Context& ctx, const NormSite& site, const NormGrads& grads, const NormBackward& call);
 
 }  // namespace bhyt::cuda

@@ -2,6 +2,7 @@
 // One kernel family, templated on statistic × map, serves every method (methods.h says which method is which).
 #pragma once
 
+#include "core/context.h"
 #include "core/tensor.h"
 
 namespace bhyt {
@@ -68,36 +69,42 @@ struct NormBackward {
   const Given* given = nullptr;
 };
 
-void norm(const NormSite& site, const NormForward& call);
-void norm_backward(const NormSite& site, const NormGrads& grads, const NormBackward& call);
+void norm(Context& ctx, const NormSite& site, const NormForward& call);
+void norm_backward(Context& ctx, const NormSite& site, const NormGrads& grads, const NormBackward& call);
+
+// For whoever looks inside, from what the forward kept: the statistic of every row (mean square, variance, or s̃² of a given one; 0 where a
+// site has none) and its scale a; fp32 [N] each.
+void norm_scales(Context& ctx, const NormSite& site, const Tensor& stats, const Given* given, const Tensor& statistic, const Tensor& a);
 
 // C [1] = c_attn · (factor·scale)² · (gamma ? mean γ² : 1): the constant of the approximation, from the first site. factor is the product
 // of the site's constant factors, inside the map and outside (factor · out_factor).
-void norm_constant(const Tensor& c_attn, const Tensor& scale, float factor, const Tensor& gamma, const Tensor& constant);
+void norm_constant(Context& ctx, const Tensor& c_attn, const Tensor& scale, float factor, const Tensor& gamma, const Tensor& constant);
 
 // c_attn [1] = ‖W_V W_O‖_F² / (T·d) with grouped heads expanded: heads that share V add up in W_O first (S), then tr((W_V W_Vᵀ)(SᵀS)).
 // wv [K·D,C], wo [C,H·D] as stored ([out,in]).
-void attention_constant(const Tensor& wv, const Tensor& wo, std::int64_t heads, std::int64_t kv_heads, std::int64_t seq_len,
+void attention_constant(Context& ctx, const Tensor& wv, const Tensor& wo, std::int64_t heads, std::int64_t kv_heads, std::int64_t seq_len,
                         const Tensor& c_attn);
 
 // out fp32 [4]: token means of ‖x‖₂, of |x|, of the centred variance over features, of the mean square. x [N,C].
-void row_moments(const Tensor& x, const Tensor& out);
+void row_moments(Context& ctx, const Tensor& x, const Tensor& out);
 
 namespace cpu {
-void attention_constant(const Tensor& wv, const Tensor& wo, std::int64_t heads, std::int64_t kv_heads, std::int64_t seq_len,
+void attention_constant(Context& ctx, const Tensor& wv, const Tensor& wo, std::int64_t heads, std::int64_t kv_heads, std::int64_t seq_len,
                         const Tensor& c_attn);
-void norm(const NormSite& site, const NormForward& call);
-void norm_backward(const NormSite& site, const NormGrads& grads, const NormBackward& call);
-void norm_constant(const Tensor& c_attn, const Tensor& scale, float factor, const Tensor& gamma, const Tensor& constant);
-void row_moments(const Tensor& x, const Tensor& out);
+void norm(Context& ctx, const NormSite& site, const NormForward& call);
+void norm_backward(Context& ctx, const NormSite& site, const NormGrads& grads, const NormBackward& call);
+void norm_constant(Context& ctx, const Tensor& c_attn, const Tensor& scale, float factor, const Tensor& gamma, const Tensor& constant);
+void norm_scales(Context& ctx, const NormSite& site, const Tensor& stats, const Given* given, const Tensor& statistic, const Tensor& a);
+void row_moments(Context& ctx, const Tensor& x, const Tensor& out);
 }  // namespace cpu
 namespace cuda {
-void attention_constant(const Tensor& wv, const Tensor& wo, std::int64_t heads, std::int64_t kv_heads, std::int64_t seq_len,
+void attention_constant(Context& ctx, const Tensor& wv, const Tensor& wo, std::int64_t heads, std::int64_t kv_heads, std::int64_t seq_len,
                         const Tensor& c_attn);
-void norm(const NormSite& site, const NormForward& call);
-void norm_backward(const NormSite& site, const NormGrads& grads, const NormBackward& call);
-void norm_constant(const Tensor& c_attn, const Tensor& scale, float factor, const Tensor& gamma, const Tensor& constant);
-void row_moments(const Tensor& x, const Tensor& out);
+void norm(Context& ctx, const NormSite& site, const NormForward& call);
+void norm_backward(Context& ctx, const NormSite& site, const NormGrads& grads, const NormBackward& call);
+void norm_constant(Context& ctx, const Tensor& c_attn, const Tensor& scale, float factor, const Tensor& gamma, const Tensor& constant);
+void norm_scales(Context& ctx, const NormSite& site, const Tensor& stats, const Given* given, const Tensor& statistic, const Tensor& a);
+void row_moments(Context& ctx, const Tensor& x, const Tensor& out);
 }  // namespace cuda
 
 }  // namespace bhyt

@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/parallel.h"
+#include "core/threads.h"
 #include "ops/norm/maps.h"
 #include "ops/norm/norm.h"
 #include "ops/norm/statistic.h"
@@ -331,10 +331,10 @@ void backward_rows(const Site& s, const NormBackward& call, std::int64_t begin, 
 }
 
 // to += factor · Σ over the parts of one of their column sums.
-void add_columns(const std::vector<Partial>& parts, std::int64_t which, std::int64_t c, float factor, const Tensor& to) {
+void add_columns(Context& ctx, const std::vector<Partial>& parts, std::int64_t which, std::int64_t c, float factor, const Tensor& to) {
   if (!to) return;
   float* out = to.as<float>();
-  parallel_for(c, 256, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(ctx.threads(), c, 256, [&](std::int64_t begin, std::int64_t end) {
     std::vector<float> sum(static_cast<std::size_t>(end - begin));
     for (const Partial& p : parts) axpy(1, p.columns.get() + which * c + begin, sum.data(), end - begin);
     axpy(factor, sum.data(), out + begin, end - begin);
@@ -362,9 +362,9 @@ void add_scalars(const std::vector<Partial>& parts, const NormGrads& grads, cons
 
 // Runs rows(T, M, block of rows, begin, end) for every block of kBlock rows, with the call's type and map.
 template <class F>
-void each_block(const Tensor& x, Map map, F&& rows) {
+void each_block(Context& ctx, const Tensor& x, Map map, F&& rows) {
   const std::int64_t n = x.rows();
-  parallel_tasks((n + kBlock - 1) / kBlock, [&](std::int64_t b) {
+  parallel_tasks(ctx.threads(), (n + kBlock - 1) / kBlock, [&](std::int64_t b) {
     dispatch_float(x.dtype, [&](auto t) {
       dispatch_map(map, [&](auto m) { rows(t, m, static_cast<std::size_t>(b), b * kBlock, std::min(n, (b + 1) * kBlock)); });
     });
@@ -373,25 +373,25 @@ void each_block(const Tensor& x, Map map, F&& rows) {
 
 }  // namespace
 
-void norm(const NormSite& site, const NormForward& call) {
+void norm(Context& ctx, const NormSite& site, const NormForward& call) {
   const Site s(site, call.x, call.stats, call.given);
-  each_block(call.x, site.map, [&](auto t, auto m, std::size_t, std::int64_t begin, std::int64_t end) {
+  each_block(ctx, call.x, site.map, [&](auto t, auto m, std::size_t, std::int64_t begin, std::int64_t end) {
     forward_rows<decltype(t), decltype(m)>(s, call, begin, end);
   });
 }
 
-void norm_backward(const NormSite& site, const NormGrads& grads, const NormBackward& call) {
+void norm_backward(Context& ctx, const NormSite& site, const NormGrads& grads, const NormBackward& call) {
   Site s(site, call.x, call.stats, call.given);
   s.dms_in = pointer(call.dms);
   std::vector<Partial> parts(static_cast<std::size_t>((s.n + kBlock - 1) / kBlock));
-  each_block(call.x, site.map, [&](auto t, auto m, std::size_t block, std::int64_t begin, std::int64_t end) {
+  each_block(ctx, call.x, site.map, [&](auto t, auto m, std::size_t block, std::int64_t begin, std::int64_t end) {
     backward_rows<decltype(t), decltype(m)>(s, call, begin, end, parts[block]);
   });
   // dz is that of the scaled output: what the rows summed without γ, β and g still lacks the factor.
-  add_columns(parts, 0, s.c, s.out_factor, grads.gamma);
-  add_columns(parts, 1, s.c, s.out_factor, grads.beta);
-  add_columns(parts, 2, s.c, s.out_factor, grads.gate);
-  add_columns(parts, 3, s.c, 1, grads.direction);
+  add_columns(ctx, parts, 0, s.c, s.out_factor, grads.gamma);
+  add_columns(ctx, parts, 1, s.c, s.out_factor, grads.beta);
+  add_columns(ctx, parts, 2, s.c, s.out_factor, grads.gate);
+  add_columns(ctx, parts, 3, s.c, 1, grads.direction);
   add_scalars(parts, grads, call.given);
 }
 

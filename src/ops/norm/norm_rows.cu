@@ -126,35 +126,35 @@ __global__ void columns_kernel(NormParams p, const T* x, std::int64_t ldx, const
 
 }  // namespace
 
-void norm_rows(const NormSite& site, const NormForward& call) {
+void norm_rows(Context& ctx, const NormSite& site, const NormForward& call) {
   const NormParams p = make_params(site, call.x, call.stats, call.given);
   dispatch_float(call.x.dtype, [&](auto t) {
     using T = decltype(t);
     dispatch_map(site.map, [&](auto m) {
-      forward_kernel<T, decltype(m)><<<static_cast<unsigned>(p.n), kThreads, 0, stream()>>>(
+      forward_kernel<T, decltype(m)><<<static_cast<unsigned>(p.n), kThreads, 0, stream(ctx)>>>(
           p, call.x.as<T>(), call.x.ld, call.add ? call.add.as<T>() : nullptr, call.add.ld, call.sum ? call.sum.as<T>() : nullptr,
           call.sum.ld, call.z.as<T>(), call.z.ld);
     });
   });
 }
 
-void norm_backward_rows(const NormSite& site, const NormGrads& grads, const NormBackward& call) {
+void norm_backward_rows(Context& ctx, const NormSite& site, const NormGrads& grads, const NormBackward& call) {
   NormParams p = make_params(site, call.x, call.stats, call.given);
   p.dms_in = pointer(call.dms);
-  float* scalars = static_cast<float*>(scratch(static_cast<std::size_t>(p.n) * (kScalars + 1) * sizeof(float)));
+  float* scalars = static_cast<float*>(ctx.scratch(static_cast<std::size_t>(p.n) * (kScalars + 1) * sizeof(float)));
   float* dps = scalars + p.n * kScalars;
   dispatch_float(call.x.dtype, [&](auto t) {
     using T = decltype(t);
     dispatch_map(site.map, [&](auto m) {
       using M = decltype(m);
-      backward_kernel<T, M><<<static_cast<unsigned>(p.n), kThreads, 0, stream()>>>(
+      backward_kernel<T, M><<<static_cast<unsigned>(p.n), kThreads, 0, stream(ctx)>>>(
           p, call.x.as<T>(), call.x.ld, call.dz.as<T>(), call.dz.ld, call.dx.as<T>(), call.dx.ld, call.accumulate, scalars, dps);
-      columns_kernel<T, M><<<blocks_for(p.c, 32), dim3(32, 8), 0, stream()>>>(p, call.x.as<T>(), call.x.ld, call.dz.as<T>(), call.dz.ld,
-                                                                              dps, pointer(grads.gamma), pointer(grads.beta),
-                                                                              pointer(grads.gate), pointer(grads.direction));
+      columns_kernel<T, M><<<blocks_for(p.c, 32), dim3(32, 8), 0, stream(ctx)>>>(p, call.x.as<T>(), call.x.ld, call.dz.as<T>(), call.dz.ld,
+                                                                                 dps, pointer(grads.gamma), pointer(grads.beta),
+                                                                                 pointer(grads.gate), pointer(grads.direction));
     });
   });
-  add_scalars(scalars, p.n, scalar_targets(grads, call.given));
+  add_scalars(ctx, scalars, p.n, scalar_targets(grads, call.given));
 }
 
 }  // namespace bhyt::cuda

@@ -89,6 +89,9 @@ BHYT_BOTH float given_square(const NormParams& p, float ms) {
   return p.calibration * (ms * (1 + value_or(p.ms_correction, 0)) + value_or(p.constant_correction, 1) * *p.constant);
 }
 
+// What is shown of a row to those who look: its statistic, approximated where it is given.
+BHYT_BOTH float shown_statistic(const NormParams& p, RowStats s) { return p.stat == Stat::given ? given_square(p, s.s0) : s.s0; }
+
 // u = a·(x − mean) + shift; unit is a without the constant factor and the learned scale.
 struct RowScale {
   float a, mean, unit;

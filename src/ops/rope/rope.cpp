@@ -5,8 +5,7 @@
 #include <vector>
 
 #include "core/check.h"
-#include "core/parallel.h"
-#include "core/profile.h"
+#include "core/threads.h"
 
 namespace bhyt {
 
@@ -25,30 +24,29 @@ double frequency(std::int64_t j, std::int64_t head_dim, double theta, const Rope
 
 }  // namespace
 
-OwnedTensor rope_table(std::int64_t positions, std::int64_t head_dim, double theta, const RopeScaling& scaling, Device device) {
+OwnedTensor rope_table(Context& ctx, std::int64_t positions, std::int64_t head_dim, double theta, const RopeScaling& scaling) {
   check(positions >= 0, "[rope] expected a number of positions, got {}", positions);
   check(head_dim > 0 && head_dim % 2 == 0, "[rope] expected an even head width, got {}", head_dim);
   check(theta > 0 && std::isfinite(theta), "[rope] expected theta greater than 0, got {}", theta);
-  OwnedTensor host(Device::cpu(), DType::f32, {positions, head_dim});
+  std::vector<float> host(static_cast<std::size_t>(positions * head_dim));
   const std::int64_t half = head_dim / 2;
   std::vector<double> frequencies;
   for (std::int64_t j = 0; j < half; ++j) frequencies.push_back(frequency(j, head_dim, theta, scaling));
-  parallel_for(positions, 64, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(ctx.threads(), positions, 64, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t p = begin; p < end; ++p)
       for (std::int64_t j = 0; j < half; ++j) {
         const double angle = static_cast<double>(p) * frequencies[static_cast<std::size_t>(j)];
-        float* row = host.t.as<float>() + p * head_dim;
+        float* row = host.data() + p * head_dim;
         row[j] = static_cast<float>(std::cos(angle));
         row[half + j] = static_cast<float>(std::sin(angle));
       }
   });
-  if (!device.is_cuda()) return host;
-  OwnedTensor table(device, DType::f32, {positions, head_dim});
-  copy(host, table);
+  OwnedTensor table(ctx, DType::f32, {positions, head_dim});
+  from_host(ctx, host.data(), table);
   return table;
 }
 
-void rope(const Tensor& x, const Tensor& table, const RopeOptions& o) {
+void rope(Context& ctx, const Tensor& x, const Tensor& table, const RopeOptions& o) {
   check(x.dtype == DType::f32 || x.dtype == DType::bf16, "[rope] expected x fp32 or bf16, got {}", name_of(x.dtype));
   check(o.head_dim > 0 && o.head_dim % 2 == 0, "[rope] expected an even head width, got {}", o.head_dim);
   check(o.heads >= 0 && x.cols() >= o.heads * o.head_dim, "[rope] expected x [N, at least {}], got {}", o.heads * o.head_dim,
@@ -65,8 +63,11 @@ void rope(const Tensor& x, const Tensor& table, const RopeOptions& o) {
     check(o.seq > 0 && o.start >= 0 && last <= table.rows(), "[rope] expected positions below {}, got {}…{}", table.rows(), o.start,
           last - 1);
   }
-  const profile::Scope scope(profile::Kind::rope, x.device);
-  x.device.is_cuda() ? cuda::rope(x, table, o) : cpu::rope(x, table, o);
+  const Operation operation(ctx, "rope", profile::Kind::rope, x.device);
+  if (ctx.device().is_cuda())
+    cuda::rope(ctx, x, table, o);
+  else
+    cpu::rope(ctx, x, table, o);
 }
 
 }  // namespace bhyt

@@ -5,7 +5,7 @@ namespace bhyt::cuda {
 
 namespace {
 
-// One thread turns V pairs (j, j + D/2) of one head of one row.
+// One thread rotates V pairs (j, j + D/2) of one head of one row.
 template <class T, int V>
 __global__ void rope_kernel(T* x, std::int64_t ld, const float* table, int heads, int d, std::int64_t seq, std::int64_t start,
                             const std::int32_t* positions, float sign, std::int64_t total) {
@@ -26,8 +26,8 @@ __global__ void rope_kernel(T* x, std::int64_t ld, const float* table, int heads
   }
 #pragma unroll
   for (int k = 0; k < V; ++k) {
-    const float turn = sign * s[k], left = u[k] * c[k] - w[k] * turn;
-    w[k] = w[k] * c[k] + u[k] * turn;
+    const float sine = sign * s[k], left = u[k] * c[k] - w[k] * sine;
+    w[k] = w[k] * c[k] + u[k] * sine;
     u[k] = left;
   }
   if constexpr (V == 1) {
@@ -40,7 +40,7 @@ __global__ void rope_kernel(T* x, std::int64_t ld, const float* table, int heads
 
 }  // namespace
 
-void rope(const Tensor& x, const Tensor& table, const RopeOptions& o) {
+void rope(Context& ctx, const Tensor& x, const Tensor& table, const RopeOptions& o) {
   constexpr int kThreads = 256;
   if (x.rows() == 0) return;
   dispatch_float(x.dtype, [&](auto t) {
@@ -48,7 +48,7 @@ void rope(const Tensor& x, const Tensor& table, const RopeOptions& o) {
     const auto launch = [&](auto wide) {
       constexpr int V = decltype(wide)::value;
       const std::int64_t total = x.rows() * o.heads * (o.head_dim / 2 / V);
-      rope_kernel<T, V><<<blocks_for(total, kThreads), kThreads, 0, stream()>>>(
+      rope_kernel<T, V><<<blocks_for(total, kThreads), kThreads, 0, stream(ctx)>>>(
           x.as<T>(), x.ld, table.as<float>(), static_cast<int>(o.heads), static_cast<int>(o.head_dim), o.seq, o.start,
           o.positions ? o.positions.as<std::int32_t>() : nullptr, o.inverse ? -1.f : 1.f, total);
     };

@@ -1,4 +1,4 @@
-// Rotary positions, rotate-half (Hugging Face): dimensions j and j+D/2 turn together.
+// Rotary positions, rotate-half (Hugging Face): dimensions j and j+D/2 rotate together.
 #pragma once
 
 #include "core/memory.h"
@@ -12,9 +12,9 @@ struct RopeScaling {
 };
 
 // cos and sin of every position and frequency, computed in double: [positions, D], the first D/2 columns cos, the rest sin. fp32.
-OwnedTensor rope_table(std::int64_t positions, std::int64_t head_dim, double theta, const RopeScaling& scaling, Device device);
+OwnedTensor rope_table(Context& ctx, std::int64_t positions, std::int64_t head_dim, double theta, const RopeScaling& scaling);
 
-// Turns the first `heads` heads of every row of x [N, ≥ heads·D] in place. position of row i: positions[i] (int32 [N]) where given, else
+// Rotates the first `heads` heads of every row of x [N, ≥ heads·D] in place. position of row i: positions[i] (int32 [N]) where given, else
 // start + i % seq. inverse = true is the backward.
 struct RopeOptions {
   std::int64_t heads = 1;
@@ -24,13 +24,13 @@ struct RopeOptions {
   Tensor positions = {};
   bool inverse = false;
 };
-void rope(const Tensor& x, const Tensor& table, const RopeOptions& options);
+void rope(Context& ctx, const Tensor& x, const Tensor& table, const RopeOptions& options);
 
 namespace cpu {
-void rope(const Tensor& x, const Tensor& table, const RopeOptions& options);
+void rope(Context& ctx, const Tensor& x, const Tensor& table, const RopeOptions& options);
 }
 namespace cuda {
-void rope(const Tensor& x, const Tensor& table, const RopeOptions& options);
+void rope(Context& ctx, const Tensor& x, const Tensor& table, const RopeOptions& options);
 }
 
 }  // namespace bhyt

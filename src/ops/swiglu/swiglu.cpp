@@ -2,7 +2,6 @@
 #include "ops/swiglu/swiglu.h"
 
 #include "core/check.h"
-#include "core/profile.h"
 
 namespace bhyt {
 
@@ -17,18 +16,24 @@ void check_shapes(const Tensor& gate_up, const Tensor& h, const char* what) {
 }
 }  // namespace
 
-void swiglu(const Tensor& gate_up, const Tensor& h) {
+void swiglu(Context& ctx, const Tensor& gate_up, const Tensor& h) {
   check_shapes(gate_up, h, "h");
-  const profile::Scope scope(profile::Kind::swiglu, h.device);
-  h.device.is_cuda() ? cuda::swiglu(gate_up, h) : cpu::swiglu(gate_up, h);
+  const Operation operation(ctx, "swiglu", profile::Kind::swiglu, h.device);
+  if (ctx.device().is_cuda())
+    cuda::swiglu(ctx, gate_up, h);
+  else
+    cpu::swiglu(ctx, gate_up, h);
 }
 
-void swiglu_backward(const Tensor& gate_up, const Tensor& dh, const Tensor& dgate_up, const Tensor& h) {
+void swiglu_backward(Context& ctx, const Tensor& gate_up, const Tensor& dh, const Tensor& dgate_up, const Tensor& h) {
   check_shapes(gate_up, dh, "dh");
   check_shapes(dgate_up, dh, "dh");
   if (h) check_shapes(gate_up, h, "h");
-  const profile::Scope scope(profile::Kind::swiglu, dh.device);
-  dh.device.is_cuda() ? cuda::swiglu_backward(gate_up, dh, dgate_up, h) : cpu::swiglu_backward(gate_up, dh, dgate_up, h);
+  const Operation operation(ctx, "swiglu_backward", profile::Kind::swiglu, dh.device);
+  if (ctx.device().is_cuda())
+    cuda::swiglu_backward(ctx, gate_up, dh, dgate_up, h);
+  else
+    cpu::swiglu_backward(ctx, gate_up, dh, dgate_up, h);
 }
 
 }  // namespace bhyt

@@ -70,7 +70,7 @@ void with_width(std::int64_t f, int vector, bool aligned, F&& run) {
 
 }  // namespace
 
-void swiglu(const Tensor& gate_up, const Tensor& h) {
+void swiglu(Context& ctx, const Tensor& gate_up, const Tensor& h) {
   const std::int64_t f = h.cols(), total = h.rows() * f;
   if (total == 0) return;
   dispatch_float(h.dtype, [&](auto t) {
@@ -78,20 +78,20 @@ void swiglu(const Tensor& gate_up, const Tensor& h) {
     with_width(f, Vec<T>::n, aligned16(gate_up) && aligned16(h), [&](auto wide) {
       constexpr int V = decltype(wide)::value ? Vec<T>::n : 1;
       forward_kernel<T, V>
-          <<<blocks_for(total, kThreads * V), kThreads, 0, stream()>>>(gate_up.as<T>(), gate_up.ld, h.as<T>(), h.ld, f, total);
+          <<<blocks_for(total, kThreads * V), kThreads, 0, stream(ctx)>>>(gate_up.as<T>(), gate_up.ld, h.as<T>(), h.ld, f, total);
     });
   });
   check_launch("swiglu");
 }
 
-void swiglu_backward(const Tensor& gate_up, const Tensor& dh, const Tensor& dgate_up, const Tensor& h) {
+void swiglu_backward(Context& ctx, const Tensor& gate_up, const Tensor& dh, const Tensor& dgate_up, const Tensor& h) {
   const std::int64_t f = dh.cols(), total = dh.rows() * f;
   if (total == 0) return;
   dispatch_float(dh.dtype, [&](auto t) {
     using T = decltype(t);
     with_width(f, Vec<T>::n, aligned16(gate_up) && aligned16(dh) && aligned16(dgate_up) && aligned16(h), [&](auto wide) {
       constexpr int V = decltype(wide)::value ? Vec<T>::n : 1;
-      backward_kernel<T, V><<<blocks_for(total, kThreads * V), kThreads, 0, stream()>>>(
+      backward_kernel<T, V><<<blocks_for(total, kThreads * V), kThreads, 0, stream(ctx)>>>(
           gate_up.as<T>(), gate_up.ld, dh.as<T>(), dh.ld, dgate_up.as<T>(), dgate_up.ld, h.as<T>(), h.ld, f, total);
     });
   });

@@ -1,5 +1,5 @@
 #include "core/math.h"
-#include "core/parallel.h"
+#include "core/threads.h"
 #include "ops/swiglu/swiglu.h"
 
 namespace bhyt::cpu {
@@ -50,9 +50,9 @@ BHYT_CLONES void backward(const bf16* gate, const bf16* up, const bf16* dh, bf16
 
 // Calls f(row, first, n) for pieces of rows, several short rows to a task.
 template <class F>
-void for_pieces(std::int64_t rows, std::int64_t cols, F&& f) {
+void for_pieces(Context& ctx, std::int64_t rows, std::int64_t cols, F&& f) {
   const std::int64_t pieces = (cols + kPiece - 1) / kPiece;
-  parallel_for(rows * pieces, std::max<std::int64_t>(1, kPiece / std::max<std::int64_t>(cols, 1)),
+  parallel_for(ctx.threads(), rows * pieces, std::max<std::int64_t>(1, kPiece / std::max<std::int64_t>(cols, 1)),
                [&](std::int64_t begin, std::int64_t end) {
                  for (std::int64_t i = begin; i < end; ++i) {
                    const std::int64_t first = i % pieces * kPiece;
@@ -63,20 +63,20 @@ void for_pieces(std::int64_t rows, std::int64_t cols, F&& f) {
 
 }  // namespace
 
-void swiglu(const Tensor& gate_up, const Tensor& h) {
+void swiglu(Context& ctx, const Tensor& gate_up, const Tensor& h) {
   dispatch_float(h.dtype, [&]<class T>(T) {
     const std::int64_t f = h.cols();
-    for_pieces(h.rows(), f, [&](std::int64_t row, std::int64_t first, std::int64_t n) {
+    for_pieces(ctx, h.rows(), f, [&](std::int64_t row, std::int64_t first, std::int64_t n) {
       const T* in = gate_up.as<T>() + row * gate_up.ld + first;
       forward(in, in + f, h.as<T>() + row * h.ld + first, n);
     });
   });
 }
 
-void swiglu_backward(const Tensor& gate_up, const Tensor& dh, const Tensor& dgate_up, const Tensor& h) {
+void swiglu_backward(Context& ctx, const Tensor& gate_up, const Tensor& dh, const Tensor& dgate_up, const Tensor& h) {
   dispatch_float(dh.dtype, [&]<class T>(T) {
     const std::int64_t f = dh.cols();
-    for_pieces(dh.rows(), f, [&](std::int64_t row, std::int64_t first, std::int64_t n) {
+    for_pieces(ctx, dh.rows(), f, [&](std::int64_t row, std::int64_t first, std::int64_t n) {
       const T* in = gate_up.as<T>() + row * gate_up.ld + first;
       T* out = dgate_up.as<T>() + row * dgate_up.ld + first;
       T* again = h ? h.as<T>() + row * h.ld + first : nullptr;

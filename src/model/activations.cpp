@@ -1,0 +1,173 @@
+#include "model/activations.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/check.h"
+#include "ops/cross_entropy/cross_entropy.h"
+#include "ops/rope/rope.h"
+
+namespace bhyt {
+
+// Lays tensors one behind the other in a buffer; with a null base it only measures.
+struct Activations::Layout {
+  char* base = nullptr;
+  Device device;
+  DType type;
+  std::int64_t batch, seq;
+  std::size_t bytes = 0;
+
+  std::int64_t n() const { return batch * seq; }
+  Tensor take(DType of, std::initializer_list<std::int64_t> dims) {
+    Tensor t(nullptr, of, device, dims);
+    t.data = base ? base + bytes : nullptr;
+    bytes += (t.bytes() + 255) / 256 * 256;
+    return t;
+  }
+  Tensor matrix(std::int64_t cols) { return take(type, {n(), cols}); }
+  Tensor stats() { return take(DType::f32, {2, n()}); }
+};
+
+namespace {
+
+bool any_output_norm(const NormPlan& plan) {
+  return std::any_of(plan.blocks.begin(), plan.blocks.end(), [](const BlockPlan& b) { return b.out1.has_value(); });
+}
+
+}  // namespace
+
+// All of a block but its input, the norms' outputs and SwiGLU's.
+void Activations::lay_body(Layout& at, const Model& model, Kept& k, bool norms_on_outputs) {
+  const ModelConfig& c = model.config();
+  k.stats1 = at.stats();
+  k.stats2 = at.stats();
+  if (model.norms().aux_loss > 0) k.exact = at.take(DType::f32, {at.n()});
+  k.qkv = at.matrix(c.qkv_width());
+  k.att = at.matrix(c.q_width());
+  k.lse = at.take(DType::f32, {at.batch, c.heads, at.seq});
+  k.x2 = at.matrix(c.d);
+  k.gate_up = at.matrix(2 * c.mlp);
+  if (!norms_on_outputs) return;
+  k.out1 = at.matrix(c.d);
+  k.out2 = at.matrix(c.d);
+  k.stats_out1 = at.stats();
+  k.stats_out2 = at.stats();
+}
+
+void Activations::lay(Layout& at, std::int64_t batch, std::int64_t seq) {
+  at.batch = batch;
+  at.seq = seq;
+  const ModelConfig& c = model_.config();
+  const NormPlan& norms = model_.norms();
+  const auto lay_norms = [&](Kept& k) {
+    k.z1 = at.matrix(c.d);
+    k.z2 = at.matrix(c.d);
+  };
+  // What the backward makes again, or nobody asks for later, is one set for all blocks.
+  Kept shared;
+  if (!plan_.keeps_block()) lay_body(at, model_, shared, any_output_norm(norms));
+  if (!plan_.keeps_z()) lay_norms(shared);
+  if (!plan_.keeps_h()) shared.h = at.matrix(c.mlp);
+  Tensor stream;  // without a backward the stream lives in one place
+  kept.clear();
+  for (std::size_t l = 0; l < norms.blocks.size(); ++l) {
+    Kept k = shared;
+    if (plan_.keeps_block()) lay_body(at, model_, k, norms.blocks[l].out1.has_value());
+    if (plan_.keeps_z()) lay_norms(k);
+    if (plan_.keeps_h()) k.h = at.matrix(c.mlp);
+    if (plan_.backward || !stream) stream = at.matrix(c.d);
+    k.x = stream;
+    if (!plan_.backward) k.x2 = stream;
+    k.constant = Tensor(constants_.t.as<float>() + l, DType::f32, constants_.t.device, {1});
+    kept.push_back(k);
+  }
+  last = plan_.backward ? at.matrix(c.d) : stream;
+  last_stats = at.stats();
+  z = at.matrix(c.d);
+  // The blocks' scratch and the loss's workspace are never in use at the same time.
+  const std::size_t common = at.bytes;
+  workspace = at.take(DType::u8, {static_cast<std::int64_t>(cross_entropy_workspace(at.n(), c.d, c.vocab, at.type, at.device))});
+  const std::size_t end = std::exchange(at.bytes, common);
+  scratch = {};
+  scratch.branch = at.matrix(c.d);
+  if (plan_.backward) {
+    scratch.dx = at.matrix(c.d);
+    if (any_output_norm(norms)) scratch.dbranch = at.matrix(c.d);
+    scratch.dqkv = at.matrix(c.qkv_width());
+    scratch.datt = at.matrix(c.q_width());
+    scratch.dms = at.take(DType::f32, {at.n()});
+  }
+  at.bytes = std::max(at.bytes, end);
+}
+
+Activations::Activations(Context& ctx, const Model& model, const ActivationPlan& plan)
+    : ctx_(ctx), model_(model), plan_(plan), constants_(ctx, DType::f32, {model.config().layers}) {
+  check(plan.batch > 0 && plan.seq > 0, "[model] expected at least one token, got {} × {}", plan.batch, plan.seq);
+  check(ctx.device() == model.device(), "[model] expected a context on {}, where the model is, got {}", name_of(model.device()),
+        name_of(ctx.device()));
+  zero(ctx, constants_);
+  fit(plan.batch, plan.seq);
+}
+
+std::size_t Activations::bytes(const Model& model, const ActivationPlan& plan) {
+  Activations probe(model, plan);
+  Layout measure{nullptr, model.device(), model.type(), 0, 0};
+  probe.lay(measure, plan.batch, plan.seq);
+  return measure.bytes;
+}
+
+void Activations::fit(std::int64_t batch, std::int64_t seq) {
+  if (batch == fitted_batch_ && seq == fitted_seq_) return;
+  Layout measure{nullptr, model_.device(), model_.type(), 0, 0};
+  lay(measure, batch, seq);
+  if (measure.bytes > memory_.bytes()) {
+    memory_ = Buffer();
+    memory_ = Buffer(ctx_, measure.bytes);
+  }
+  Layout at{static_cast<char*>(memory_.data()), model_.device(), model_.type(), 0, 0};
+  lay(at, batch, seq);
+  tokens = batch * seq;
+  fitted_batch_ = batch;
+  fitted_seq_ = seq;
+  if (rope_.t && rope_.t.rows() >= seq) return;
+  const ModelConfig& c = model_.config();
+  rope_ = rope_table(ctx_, seq, c.head_dim, c.rope_theta, c.rope_scaling);
+}
+
+std::size_t Activations::workspace_bytes() const {
+  const ModelConfig& c = model_.config();
+  return cross_entropy_workspace(plan_.batch * plan_.seq, c.d, c.vocab, model_.type(), model_.device());
+}
+
+Positions Activations::positions(const Batch& b) const {
+  return {.batch = b.batch, .seq = b.seq, .table = rope_.t, .positions = b.positions, .first = b.first};
+}
+
+void Activations::forward(const Batch& b, float aux, const Observers& see) {
+  const Positions at = positions(b);
+  const std::int64_t layers = model_.config().layers;
+  embedding(ctx_, b.tokens, model_.weights().embedding, kept[0].x, model_.embedding_scale());
+  see.show(ctx_, Point::embedding, 0, kept[0].x);
+  Stream stream{kept[0].x, {}};
+  for (std::size_t l = 0; l < kept.size(); ++l) model_.blocks()[l].forward(ctx_, stream, kept[l], scratch, at, aux, see);
+  norm(ctx_, model_.last(), {.x = stream.x, .add = stream.pending, .sum = last, .z = z, .stats = last_stats});
+  see.show(ctx_, Point::block_output, layers, last);
+  see.show(ctx_, Point::last, layers + 1, z);
+}
+
+void Activations::score(const Batch& b, const Score& out, const Observers& see) {
+  forward(b, 0, see);
+  cross_entropy(ctx_, {.x = z,
+                       .w = model_.weights().head,
+                       .targets = b.targets,
+                       .weights = b.weights,
+                       .scale = 1,
+                       .loss = out.loss,
+                       .losses = out.losses,
+                       .greedy = out.greedy,
+                       .dx = {},
+                       .dw = {},
+                       .workspace = workspace});
+}
+
+}  // namespace bhyt

@@ -1,0 +1,67 @@
+// What a pass over N tokens writes, laid out in one allocation; and the forward that all passes over whole sequences share.
+#pragma once
+
+#include <vector>
+
+#include "model/batch.h"
+#include "model/model.h"
+
+namespace bhyt {
+
+// What the backward makes again instead of keeping it: nothing; the norms' outputs; those and SwiGLU's; whole blocks.
+enum class Recompute : std::uint8_t { none, norm, swiglu, block };
+
+struct ActivationPlan {
+  std::int64_t batch = 1, seq = 1;
+  bool backward = false;  // false: one layer's activations, for all
+  Recompute recompute = Recompute::none;
+
+  bool keeps_z() const { return backward && recompute == Recompute::none; }
+  bool keeps_h() const { return backward && (recompute == Recompute::none || recompute == Recompute::norm); }
+  bool keeps_block() const { return backward && recompute != Recompute::block; }
+};
+
+// What scoring gives: loss fp32 [1] += Σ weight·nll; losses fp32 [N] and greedy int32 [N] per token where given.
+struct Score {
+  Tensor loss, losses, greedy;
+};
+
+class Activations {
+ public:
+  Activations(Context& ctx, const Model& model, const ActivationPlan& plan);
+
+  static std::size_t bytes(const Model& model, const ActivationPlan& plan);
+
+  // Lays the activations out for this shape, inside what there is; takes more memory where that is too small.
+  void fit(std::int64_t batch, std::int64_t seq);
+  Positions positions(const Batch& batch) const;
+  // Embedding, blocks and final norm; z is the last norm's output.
+  void forward(const Batch& batch, float aux, const Observers& see);
+  void score(const Batch& batch, const Score& out, const Observers& see);
+
+  const ActivationPlan& plan() const { return plan_; }
+  std::size_t total_bytes() const { return memory_.bytes(); }
+  std::size_t workspace_bytes() const;
+
+  std::vector<Kept> kept;
+  BlockScratch scratch;
+  Tensor last, last_stats, z;  // the final norm: what it saw, its statistics, its output
+  Tensor workspace;            // of the cross entropy
+  std::int64_t tokens = 0;     // of the last shape
+
+ private:
+  struct Layout;
+  Activations(const Model& model, const ActivationPlan& plan) : ctx_(model.context()), model_(model), plan_(plan) {}  // to measure
+  void lay(Layout& at, std::int64_t batch, std::int64_t seq);
+  static void lay_body(Layout& at, const Model& model, Kept& k, bool norms_on_outputs);
+
+  Context& ctx_;
+  const Model& model_;
+  ActivationPlan plan_;
+  std::int64_t fitted_batch_ = 0, fitted_seq_ = 0;
+  Buffer memory_;
+  OwnedTensor rope_;
+  OwnedTensor constants_;  // [L] C of every layer
+};
+
+}  // namespace bhyt

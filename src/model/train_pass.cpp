@@ -1,0 +1,126 @@
+#include "model/train_pass.h"
+
+#include <bit>
+
+#include "core/check.h"
+#include "ops/cross_entropy/cross_entropy.h"
+#include "ops/gemm/tuning.h"
+
+namespace bhyt {
+
+namespace {
+
+ActivationPlan plan_of(const TrainPass::Shape& s) { return {.batch = s.batch, .seq = s.seq, .backward = true, .recompute = s.recompute}; }
+
+}  // namespace
+
+Gradients::Gradients(Context& ctx, const Parameters& parameters) : arena(ctx, DType::f32, {parameters.arena_size()}) {
+  zero(ctx, arena);
+  weights = parameters.bind(arena);
+}
+
+TrainPass::TrainPass(Context& ctx, const Model& model, const Shape& shape) : ctx_(ctx), model_(model), act_(ctx, model, plan_of(shape)) {}
+
+std::size_t TrainPass::planned_bytes(const Model& model, const Shape& shape) { return Activations::bytes(model, plan_of(shape)); }
+
+MemoryUse TrainPass::memory() const {
+  const std::size_t workspace = std::min(act_.workspace_bytes(), act_.total_bytes());
+  return {.weights = model_.parameters().value_bytes(), .activations = act_.total_bytes() - workspace, .workspace = workspace};
+}
+
+void TrainPass::zero_added(const Step& step) {
+  for (const Parameters::Range& r : model_.parameters().added_ranges())
+    ctx_.zero(step.gradients.arena.t.as<float>() + r.offset, static_cast<std::size_t>(r.size) * sizeof(float));
+}
+
+void TrainPass::forward_backward(const Batch& b, const Step& step) {
+  const NormPlan& norms = model_.norms();
+  const double per_token =
+      norms.approximated > 0 && step.tokens_in_step > 0 ? norms.aux_loss / (step.tokens_in_step * norms.approximated) : 0;
+  const float aux = step.with_aux ? static_cast<float>(per_token) : 0;
+  act_.forward(b, aux, observers);
+  if (!step.accumulate) zero_added(step);
+  cross_entropy(ctx_, {.x = act_.z,
+                       .w = model_.weights().head,
+                       .targets = b.targets,
+                       .weights = b.weights,
+                       .scale = step.scale,
+                       .loss = step.loss,
+                       .losses = {},
+                       .greedy = {},
+                       .dx = act_.z,
+                       .dw = step.gradients.weights.head,
+                       .accumulate = step.accumulate,
+                       .workspace = act_.workspace});
+  backward(b, step, aux);
+}
+
+void TrainPass::backward(const Batch& b, const Step& step, float aux) {
+  const Positions at = act_.positions(b);
+  const Weights& g = step.gradients.weights;
+  const auto done = [&](std::int64_t layer) {
+    if (step.layer_done) step.layer_done(layer);
+  };
+  const ActivationPlan& plan = act_.plan();
+  norm_backward(ctx_, model_.last(), site_grads(g.last),
+                {.x = act_.last, .stats = act_.last_stats, .dz = act_.z, .dx = act_.scratch.dx, .accumulate = false});
+  done(model_.config().layers + 1);
+  const Observers nobody;  // what is made again was seen before
+  for (std::size_t l = model_.blocks().size(); l-- > 0;) {
+    const Block& block = model_.blocks()[l];
+    const Kept& k = act_.kept[l];
+    if (plan.recompute == Recompute::block) {
+      Stream stream{k.x, {}};
+      block.forward(ctx_, stream, k, act_.scratch, at, aux, nobody);
+    } else if (!plan.keeps_z()) {
+      block.recompute_norms(ctx_, k);
+    }
+    block.backward(ctx_, k, act_.scratch, at, g.layers[l],
+                   {.aux = aux, .accumulate = step.accumulate, .h_was_kept = plan.keeps_h() || plan.recompute == Recompute::block});
+    done(static_cast<std::int64_t>(l) + 1);
+  }
+  EmbeddingScale scale = model_.embedding_scale();
+  scale.dlearned = g.embedding_scale;
+  if (g.embedding || g.embedding_scale) embedding_backward(ctx_, b.tokens, model_.weights().embedding, act_.scratch.dx, g.embedding, scale);
+  done(0);
+}
+
+void TrainPass::score(const Batch& b, const Score& out) {
+  act_.fit(b.batch, b.seq);
+  act_.score(b, out, observers);
+}
+
+void TrainPass::warm_up(const Gradients& gradients, std::int64_t batch, bool several) {
+  if (!ctx_.device().is_cuda()) return;
+  const std::int64_t seq = act_.plan().seq;
+  // Tokens that differ: products of zeros would take less power, and another algorithm would be the fastest.
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(batch * seq));
+  for (std::size_t i = 0; i < ids.size(); ++i)
+    ids[i] = static_cast<std::int32_t>(static_cast<std::int64_t>(i) * 7919 % model_.config().vocab);
+  const OwnedTensor tokens(ctx_, DType::i32, {batch, seq}), loss(ctx_, DType::f32, {1});
+  from_host(ctx_, ids.data(), tokens);
+  zero(ctx_, loss);
+  const float scale = 1.0f / static_cast<float>(batch * seq);
+  const Batch b{.batch = batch, .seq = seq, .tokens = tokens, .targets = tokens, .weights = {}, .positions = {}, .first = {}};
+  for (const bool accumulate : {false, true})
+    if (!accumulate || several) run(b, {.gradients = gradients, .loss = loss, .scale = scale, .accumulate = accumulate});
+  cuda::tune_products(ctx_);
+}
+
+void TrainPass::run(const Batch& b, const Step& step) {
+  act_.fit(b.batch, b.seq);
+  if (observers.any() || step.layer_done) return forward_backward(b, step);
+  const auto bits = [](double x) { return std::bit_cast<std::uint64_t>(x); };
+  GraphCache::Key key{static_cast<std::uint64_t>(b.batch),
+                      static_cast<std::uint64_t>(b.seq),
+                      bits(static_cast<double>(step.scale)),
+                      bits(step.tokens_in_step),
+                      step.with_aux,
+                      step.accumulate};
+  for (const void* p : {b.tokens.data, b.targets.data, b.weights.data, b.positions.data, b.first.data, step.gradients.arena.t.data,
+                        step.loss.data, act_.z.data})
+    key.push_back(reinterpret_cast<std::uintptr_t>(p));
+  graphs_.run(ctx_, key, [&] { forward_backward(b, step); });
+}
+
+}  // namespace bhyt

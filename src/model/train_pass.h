@@ -1,0 +1,69 @@
+// Forward, loss and backward of micro-batches over a model.
+#pragma once
+
+#include <functional>
+
+#include "core/graph.h"
+#include "model/activations.h"
+
+namespace bhyt {
+
+// Gradients, as an arena and as the structure of the weights; fp32.
+struct Gradients {
+  OwnedTensor arena;
+  Weights weights;
+  Gradients() = default;
+  Gradients(Context& ctx, const Parameters& parameters);  // zero
+};
+
+// How memory is divided, for the table at the start of a run.
+struct MemoryUse {
+  std::size_t weights = 0, activations = 0, workspace = 0;
+};
+
+class TrainPass {
+ public:
+  struct Shape {
+    std::int64_t batch = 1, seq = 1;  // the most that a micro-batch brings; more is possible, and takes more memory
+    Recompute recompute = Recompute::none;
+  };
+  TrainPass(Context& ctx, const Model& model, const Shape& shape);
+
+  static std::size_t planned_bytes(const Model& model, const Shape& shape);
+  MemoryUse memory() const;
+
+  // loss fp32 [1] += Σ weight·nll; gradients += scale · d loss, or = without `accumulate`: what they held before does not matter then.
+  struct Step {
+    const Gradients& gradients;
+    Tensor loss;
+    float scale = 1;
+    double tokens_in_step = 0;  // over all micro-batches of the step, for the mean of the auxiliary loss
+    bool with_aux = true;       // whether the auxiliary loss applies at this step
+    bool accumulate = true;
+    // Called when a layer's gradients have received all that this call adds: L+1 (last norm and an untied head), L…1, 0 (embedding).
+    std::function<void(std::int64_t layer)> layer_done = {};
+  };
+  void run(const Batch& batch, const Step& step);
+
+  // Forward only, in the memory of the training: for validation between steps.
+  void score(const Batch& batch, const Score& out);
+
+  // On a GPU, before the first step: a micro-batch of made-up tokens goes through, so that memory, plans and tensor maps are there, and the matrix
+  // products' algorithms are chosen by measurement. several: gradients will be added up over micro-batches. What the gradients hold
+  // afterwards is of no use.
+  void warm_up(const Gradients& gradients, std::int64_t batch, bool several);
+
+  Observers observers;
+
+ private:
+  void forward_backward(const Batch& batch, const Step& step);
+  void backward(const Batch& batch, const Step& step, float aux);
+  void zero_added(const Step& step);
+
+  Context& ctx_;
+  const Model& model_;
+  Activations act_;
+  GraphCache graphs_;
+};
+
+}  // namespace bhyt
