@@ -16,7 +16,10 @@ template <>
 struct Vec<float> {
   static constexpr int n = 4;
   static __device__ __forceinline__ void unpack(uint4 r, float* v) {
-    v[0] = __uint_as_float(r.x), v[1] = __uint_as_float(r.y), v[2] = __uint_as_float(r.z), v[3] = __uint_as_float(r.w);
+    v[0] = __uint_as_float(r.x);
+    v[1] = __uint_as_float(r.y);
+    v[2] = __uint_as_float(r.z);
+    v[3] = __uint_as_float(r.w);
   }
   static __device__ __forceinline__ void load(const float* p, float* v) { unpack(*reinterpret_cast<const uint4*>(p), v); }
   static __device__ __forceinline__ uint4 pack(const float* v) {

@@ -73,7 +73,10 @@ std::string human_count(double n, const std::string& unit) {
   static const char* const big[] = {"", "K", "M", "B", "T"};
   static const char* const bytes[] = {"B", "KB", "MB", "GB", "TB"};
   int i = 0;
-  while (std::fabs(n) >= 999.5 && i < 4) n /= 1000, ++i;
+  while (std::fabs(n) >= 999.5 && i < 4) {
+    n /= 1000;
+    ++i;
+  }
   const int digits = i == 0 ? 0 : std::fabs(n) < 10 ? 2 : std::fabs(n) < 100 ? 1 : 0;
   if (unit == "B") return fmt::format("{:.{}f} {}", n, digits, bytes[i]);
   return fmt::format("{:.{}f}{}{}", n, digits, big[i], unit.empty() ? "" : " " + unit);

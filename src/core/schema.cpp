@@ -51,7 +51,10 @@ std::string nearest(const std::string& word, const std::vector<std::string>& kno
   std::string best;
   std::size_t distance = std::max<std::size_t>(word.size() < 3 ? 1 : 2, word.size() / 3) + 1;
   for (const auto& k : known)
-    if (const std::size_t d = edit_distance(word, k); d < distance) distance = d, best = k;
+    if (const std::size_t d = edit_distance(word, k); d < distance) {
+      distance = d;
+      best = k;
+    }
   return best;
 }
 

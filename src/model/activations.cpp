@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "ops/cross_entropy/cross_entropy.h"
+#include "ops/gemm/gemm.h"
 #include "ops/rope/rope.h"
 
 namespace bhyt {
@@ -153,6 +154,20 @@ void Activations::forward(const Batch& b, float aux, const Observers& see) {
   norm(ctx_, model_.last(), {.x = stream.x, .add = stream.pending, .sum = last, .z = z, .stats = last_stats});
   see.show(ctx_, Point::block_output, layers, last);
   see.show(ctx_, Point::last, layers + 1, z);
+  show_logits(see);
+}
+
+void Activations::logits(std::int64_t first, std::int64_t rows, const Tensor& out) const {
+  check(first >= 0 && first + rows <= tokens, "[model] expected rows within the last forward's {}, got {} + {}", tokens, first, rows);
+  gemm(ctx_, z.row_slice(first, rows), model_.weights().head, out, {.trans_b = true});
+}
+
+void Activations::show_logits(const Observers& see) const {
+  const std::int64_t behind = model_.config().layers + 1;
+  if (!see.want(Point::logits, behind)) return;
+  const OwnedTensor all(ctx_, DType::f32, {tokens, model_.config().vocab});
+  logits(0, tokens, all);
+  see.show(ctx_, Point::logits, behind, all);
 }
 
 void Activations::score(const Batch& b, const Score& out, const Observers& see) {

@@ -38,6 +38,7 @@ class Activations {
   // Embedding, blocks and final norm; z is the last norm's output.
   void forward(const Batch& batch, float aux, const Observers& see);
   void score(const Batch& batch, const Score& out, const Observers& see);
+  void logits(std::int64_t first, std::int64_t rows, const Tensor& out) const;  // of the last forward
 
   const ActivationPlan& plan() const { return plan_; }
   std::size_t total_bytes() const { return memory_.bytes(); }
@@ -51,6 +52,7 @@ class Activations {
 
  private:
   struct Layout;
+  void show_logits(const Observers& see) const;  // made whole only for those who look
   Activations(const Model& model, const ActivationPlan& plan) : ctx_(model.context()), model_(model), plan_(plan) {}  // to measure
   void lay(Layout& at, std::int64_t batch, std::int64_t seq);
   static void lay_body(Layout& at, const Model& model, Kept& k, bool norms_on_outputs);

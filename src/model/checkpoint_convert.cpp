@@ -62,7 +62,10 @@ void write_weights(const fs::path& dir, const std::vector<Source>& sources, std:
   std::uint64_t total = 0, in_shard = 0;
   for (const Source& s : sources) {
     const std::uint64_t bytes = bytes_of(s);
-    if (in_shard > 0 && in_shard + bytes > max_shard) shards.emplace_back(), in_shard = 0;
+    if (in_shard > 0 && in_shard + bytes > max_shard) {
+      shards.emplace_back();
+      in_shard = 0;
+    }
     shards.back().push_back(&s);
     in_shard += bytes;
     total += bytes;

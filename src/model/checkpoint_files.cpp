@@ -28,7 +28,10 @@ std::string newest_checkpoint(const fs::path& dir) {
   for (const auto& e : fs::directory_iterator(dir, ignored)) {
     const std::string name = e.path().filename().string();
     if (!name.starts_with("checkpoint-")) continue;
-    if (const long step = std::strtol(name.c_str() + 11, nullptr, 10); step > best_step) best_step = step, best = name;
+    if (const long step = std::strtol(name.c_str() + 11, nullptr, 10); step > best_step) {
+      best_step = step;
+      best = name;
+    }
   }
   return best;
 }

@@ -19,10 +19,6 @@ class ScorePass {
   Observers observers;
 
  private:
-  void show_logits();
-
-  Context& ctx_;
-  const Model& model_;
   Activations act_;
 };
 

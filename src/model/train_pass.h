@@ -48,8 +48,8 @@ class TrainPass {
   // Forward only, in the memory of the training: for validation between steps.
   void score(const Batch& batch, const Score& out);
 
-  // On a GPU, before the first step: a micro-batch of made-up tokens goes through, so that memory, plans and tensor maps are there, and the matrix
-  // products' algorithms are chosen by measurement. several: gradients will be added up over micro-batches. What the gradients hold
+  // On a GPU, before the first step: a micro-batch of made-up tokens goes through, so that memory, plans and tensor maps are there, and the
+  // matrix products' algorithms are chosen by measurement. several: gradients will be added up over micro-batches. What the gradients hold
   // afterwards is of no use.
   void warm_up(const Gradients& gradients, std::int64_t batch, bool several);
 

@@ -159,8 +159,11 @@ Figure gradient_figure(const std::vector<Run>& runs, double end) {
     f.skipped.push_back(thin_marks(r.skipped, end, kThird / 8));
     smallest_median = std::fmin(smallest_median, median(r.grad_norm.y));
     for (std::size_t i = 0; i < r.grad_norm.size(); ++i)
-      if (std::isfinite(r.grad_norm.y[i]) && !(r.grad_norm.y[i] <= largest))
-        largest = r.grad_norm.y[i], at = r.grad_norm.x[i], whose = r.name;
+      if (std::isfinite(r.grad_norm.y[i]) && !(r.grad_norm.y[i] <= largest)) {
+        largest = r.grad_norm.y[i];
+        at = r.grad_norm.x[i];
+        whose = r.name;
+      }
   }
   f.log = smallest_median > 0 && largest > 20 * smallest_median;
   if (!whose.empty()) f.caption = fmt::format("Largest: {}{} at step {:.0f}.", number(largest), runs.size() > 1 ? " in " + whose : "", at);

@@ -17,7 +17,10 @@ void Series::add(double at, double value) {
 }
 
 void Series::rewind(double at) {
-  while (!x.empty() && x.back() >= at) x.pop_back(), y.pop_back();
+  while (!x.empty() && x.back() >= at) {
+    x.pop_back();
+    y.pop_back();
+  }
 }
 
 double Series::first() const {
@@ -68,7 +71,10 @@ std::vector<double> smooth(const std::vector<double>& x, const std::vector<doubl
     double sum = 0;
     int count = 0;
     for (std::size_t j = from; j < y.size() && x[j] <= x[i] + window / 2; ++j)
-      if (std::isfinite(y[j])) sum += y[j], ++count;
+      if (std::isfinite(y[j])) {
+        sum += y[j];
+        ++count;
+      }
     out[i] = sum / count;
   }
   return out;

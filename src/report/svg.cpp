@@ -75,7 +75,9 @@ class Drawing {
       const long long to_x = std::llround(10 * x(value_x)), to_y = std::llround(10 * y(value_y));
       if (!open) s += fmt::format("M{} {}h0", tenths(to_x), tenths(to_y));
       if (open && (to_x != at_x || to_y != at_y)) s += fmt::format("l{} {}", tenths(to_x - at_x), tenths(to_y - at_y));
-      open = true, at_x = to_x, at_y = to_y;
+      open = true;
+      at_x = to_x;
+      at_y = to_y;
     };
     for (std::size_t i = 0; i < d.x.size(); ++i) {
       if (!std::isfinite(y(values[i]))) {

@@ -10,8 +10,8 @@
 #include "core/schema.h"
 #include "data/loader.h"
 #include "io/yaml.h"
-#include "model/config_keys.h"
 #include "model/activations.h"
+#include "model/config_keys.h"
 
 namespace bhyt::train {
 

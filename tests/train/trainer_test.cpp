@@ -45,6 +45,21 @@ TEST(Trainer, TheSplitChangesNothingButRounding) {
   }
 }
 
+// Before the first update two runs differ by nothing but what their tokens may see.
+TEST(Trainer, DocumentsReachTheModel) {
+  const Folder tmp;
+  const Words words = {"train.steps=1", "train.log_every=1"};
+  train(small_run(tmp, "row") + words);
+  train(small_run(tmp, "document") + words + Words{"data.attend=document"});
+  const auto loss = [&](const char* run) {
+    for (const auto& line : metrics_of(tmp.path / run))
+      if (line.contains("loss")) return line["loss"].get<double>();
+    return 0.0;
+  };
+  EXPECT_GT(loss("row"), 1);
+  EXPECT_GT(std::fabs(loss("row") - loss("document")), 1e-6);
+}
+
 TEST(Trainer, LearnsAndReportsAsTheInterfaceSays) {
   const Folder tmp;
   train(small_run(tmp, "a") + Words{"train.steps=40", "train.log_every=10", "train.eval_every=20"});

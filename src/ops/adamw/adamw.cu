@@ -172,7 +172,9 @@ __global__ void adamw_kernel(const Chunk* chunks, std::uint16_t* low_bits, const
     if (r.clip > 0 && *grad_norm > r.clip) scale = r.clip / *grad_norm;
   }
   const Chunk c = chunks[blockIdx.x];
-  gradients += c.offset, m += c.offset, v += c.offset;
+  gradients += c.offset;
+  m += c.offset;
+  v += c.offset;
   if (c.bf16_value)
     update_chunk(c, Split{static_cast<bf16*>(c.value), low_bits + c.offset}, gradients, m, v, r, scale);
   else

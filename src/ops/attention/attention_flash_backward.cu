@@ -75,7 +75,8 @@ __global__ void __launch_bounds__(kThreads, 2) query_kernel(const Call a) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const std::int64_t at = (static_cast<std::int64_t>(b) * a.heads + h) * a.seq + min(queries.position(m, r), a.seq - 1);
-      lse[m][r] = a.lse[at] * kLog2e, delta[m][r] = a.delta[at];
+      lse[m][r] = a.lse[at] * kLog2e;
+      delta[m][r] = a.delta[at];
     }
   float dq[kMT][D / 8][4];
   clear(dq);
@@ -190,14 +191,18 @@ __global__ void __launch_bounds__(kThreads, 2) key_kernel(const Call a) {
   const Rows<D, kMT> left{k_tile + mine}, left_v{v_tile + mine};
   const float c = a.scale * kLog2e;
   float dk[kMT][D / 8][4], dv[kMT][D / 8][4];
-  clear(dk), clear(dv);
+  clear(dk);
+  clear(dv);
 
   for (int step = 0, tile = q_begin, h = kv * group; step < steps; ++step) {
     copy_wait<0>();
     __syncthreads();  // this step's queries are there, and nobody reads the ones before
     const int now = tile;
     tile += kQueries;
-    if (tile >= q_end) tile = q_begin, ++h;
+    if (tile >= q_end) {
+      tile = q_begin;
+      ++h;
+    }
     if (step + 1 < steps) load_queries(step + 1, h, tile);
     const char* stat = stats + step % 2 * At::kStats;
 #pragma unroll 1
@@ -242,8 +247,10 @@ bool attention_flash_backward(Context& ctx, const Tensor& qkv, const Tensor& out
                               const Tensor& dout, const Tensor& dqkv, const AttentionShape& s) {
   if (!flash::takes(s, qkv, out) || !flash::takes(s, dqkv, dout)) return false;
   flash::Call call = flash::call_of(s, qkv, out, lse, first);
-  call.dout = dout.as<bf16>(), call.ld_dout = static_cast<int>(dout.ld);
-  call.dqkv = dqkv.as<bf16>(), call.ld_dqkv = static_cast<int>(dqkv.ld);
+  call.dout = dout.as<bf16>();
+  call.ld_dout = static_cast<int>(dout.ld);
+  call.dqkv = dqkv.as<bf16>();
+  call.ld_dqkv = static_cast<int>(dqkv.ld);
   call.delta = static_cast<float*>(ctx.scratch(static_cast<std::size_t>(s.batch * s.heads * s.seq) * sizeof(float)));
   if (s.head_dim == 64)
     flash::backward<64>(ctx, call);

@@ -44,7 +44,8 @@ struct Softmax {
       for (int r = 0; r < 2; ++r) {
         const float now = fmaxf(base[r], top[r]);
         shrink[r] = exp2_fast((base[r] - now) * c);
-        base[r] = now, sum[r] *= shrink[r];
+        base[r] = now;
+        sum[r] *= shrink[r];
       }
     }
 #pragma unroll
@@ -95,7 +96,8 @@ __device__ __forceinline__ void forward(const Call& a, const Maps& maps) {
     pin(s);
     const bool moved = exponentials(step + 1);
     wait<0>();
-    pin(o), pin(left);
+    pin(o);
+    pin(left);
     ring.release(step);
     if (moved) {
 #pragma unroll

@@ -100,11 +100,13 @@ __device__ __forceinline__ void own_queries(const Call& a, const Maps& maps) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const bool real = own.w0 + 8 * r + lane() / 4 < a.seq;
-      stats[8 * r] = real ? lse[r] : 0, stats[8 * r + kRows] = real ? delta[r] : 0;
+      stats[8 * r] = real ? lse[r] : 0;
+      stats[8 * r + kRows] = real ? delta[r] : 0;
       if (Documents) reinterpret_cast<std::int32_t*>(stats)[8 * r + 2 * kRows] = own.from[r];
     }
   }
-  flash::clear(dq), flash::clear(ds);
+  flash::clear(dq);
+  flash::clear(ds);
   for (int step = 0; step < own.mine; ++step) {
     if (own.loads) own.load_keys(step + S::kLead);
     __syncwarp();
@@ -156,7 +158,10 @@ __device__ __forceinline__ void own_keys(const Call& a, const Maps& maps) {
     if (step >= steps) return;
     ring.claim(step);
     const int h = load_head, tile = k0 / kRows + load_tile_at;
-    if (++load_tile_at == tiles) load_tile_at = 0, ++load_head;
+    if (++load_tile_at == tiles) {
+      load_tile_at = 0;
+      ++load_head;
+    }
     const unsigned to = base + S::kStream + step % S::kStages * 2 * kTile, full = ring.full(step);
     barrier_arrive(full, 2 * kTile + kStatBytes);
     load_tile(to, maps.qkv, h * 64, tile * kRows, b, full);
@@ -195,7 +200,9 @@ __device__ __forceinline__ void own_keys(const Call& a, const Maps& maps) {
   };
 
   Block s, ds, dk, dv;
-  flash::clear(dk), flash::clear(dv), flash::clear(ds);
+  flash::clear(dk);
+  flash::clear(dv);
+  flash::clear(ds);
   const auto exponentials = [&](Block& p, int step, bool diagonal) {
     const float* stat = stats(step);
     const std::int32_t* first = reinterpret_cast<const std::int32_t*>(stat) + 2 * kRows;
@@ -258,12 +265,14 @@ __device__ __forceinline__ void own_keys(const Call& a, const Maps& maps) {
     multiply_columns(dk, left, queries(step));
     commit();
     wait<0>();
-    pin(left), pin(left_p);
+    pin(left);
+    pin(left_p);
     ring.release(step);
     step = step_after(step);
   }
   wait<0>();
-  pin(dk), pin(dv);
+  pin(dk);
+  pin(dv);
   __syncthreads();  // nobody reads the keys any more
   flash::scale_by(dk, a.scale);
   char* through = shared + 2 * group * kTile + warp % 4 * 16 * 128;
@@ -309,8 +318,10 @@ bool attention_hopper_backward(Context& ctx, const Tensor& qkv, const Tensor& ou
       !wgmma::compiled_here(wgmma::query_kernel<wgmma::QueryShape, false>))
     return false;
   flash::Call call = flash::call_of(s, qkv, out, lse, first);
-  call.dout = dout.as<bf16>(), call.ld_dout = static_cast<int>(dout.ld);
-  call.dqkv = dqkv.as<bf16>(), call.ld_dqkv = static_cast<int>(dqkv.ld);
+  call.dout = dout.as<bf16>();
+  call.ld_dout = static_cast<int>(dout.ld);
+  call.dqkv = dqkv.as<bf16>();
+  call.ld_dqkv = static_cast<int>(dqkv.ld);
   wgmma::Maps maps;
   if (!wgmma::make_map(maps.qkv, call.qkv, qkv.cols(), qkv.ld, call) || !wgmma::make_map(maps.dout, call.dout, dout.cols(), dout.ld, call))
     return false;

@@ -38,10 +38,16 @@ inline bool takes(const AttentionShape& s, const Tensor& qkv, const Tensor& out)
 }
 inline Call call_of(const AttentionShape& s, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first) {
   Call c{};
-  c.qkv = qkv.as<bf16>(), c.out = out.as<bf16>(), c.lse = lse.as<float>(), c.first = first.as<std::int32_t>();
-  c.ld = static_cast<int>(qkv.ld), c.ld_out = static_cast<int>(out.ld);
-  c.batch = static_cast<int>(s.batch), c.seq = static_cast<int>(s.seq);
-  c.heads = static_cast<int>(s.heads), c.kv_heads = static_cast<int>(s.kv_heads);
+  c.qkv = qkv.as<bf16>();
+  c.out = out.as<bf16>();
+  c.lse = lse.as<float>();
+  c.first = first.as<std::int32_t>();
+  c.ld = static_cast<int>(qkv.ld);
+  c.ld_out = static_cast<int>(out.ld);
+  c.batch = static_cast<int>(s.batch);
+  c.seq = static_cast<int>(s.seq);
+  c.heads = static_cast<int>(s.heads);
+  c.kv_heads = static_cast<int>(s.kv_heads);
   c.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(s.head_dim)));
   return c;
 }

@@ -97,7 +97,10 @@ __global__ void __launch_bounds__(kThreads)
       for (int u = 0; u < U; ++u)
 #pragma unroll
         for (int k = 0; k < V; ++k)
-          if (v[u][k] > best) best = v[u][k], o.place = first + u * kStep + k;
+          if (v[u][k] > best) {
+            best = v[u][k];
+            o.place = first + u * kStep + k;
+          }
     }
     take(o, v);
   }

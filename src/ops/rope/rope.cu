@@ -17,7 +17,10 @@ __global__ void rope_kernel(T* x, std::int64_t ld, const float* table, int heads
   const float *cosine = table + position * d + j, *sine = cosine + half;
   float u[V], w[V], c[V], s[V];
   if constexpr (V == 1) {
-    u[0] = load1(a), w[0] = load1(b), c[0] = *cosine, s[0] = *sine;
+    u[0] = load1(a);
+    w[0] = load1(b);
+    c[0] = *cosine;
+    s[0] = *sine;
   } else {
     Vec<T>::load(a, u);
     Vec<T>::load(b, w);
@@ -31,7 +34,8 @@ __global__ void rope_kernel(T* x, std::int64_t ld, const float* table, int heads
     u[k] = left;
   }
   if constexpr (V == 1) {
-    store1(a, u[0]), store1(b, w[0]);
+    store1(a, u[0]);
+    store1(b, w[0]);
   } else {
     Vec<T>::store(a, u);
     Vec<T>::store(b, w);
