@@ -63,6 +63,7 @@ void* Context::scratch(std::size_t bytes, Use use) {
   void* more = allocate(rounded);
   if (s.data) release(s.data);
   s = {more, rounded};
+  ++scratch_version_;
   return s.data;
 }
 
@@ -78,6 +79,7 @@ void Context::copy(Device to, void* dst, Device from, const void* src, std::size
     std::memcpy(dst, src, bytes);
     return;
   }
+  if (!queue_) fail("[copy] expected a context on a GPU to copy to or from one, got one on the CPU");
   if (!to.is_cuda() || !from.is_cuda()) refuse_when_settled("copies between host and device and waits for it");
   cuda::copy(*queue_, to, dst, from, src, bytes);
 }

@@ -49,6 +49,7 @@ class Context {
   // For partial results of the operation that asks, good until the next one asks for the same Use; grows, never shrinks.
   enum class Use : std::uint8_t { partial_sums, workspace, library };
   void* scratch(std::size_t bytes, Use use = Use::partial_sums);
+  std::uint64_t scratch_version() const { return scratch_version_; }            // another one when scratch has moved
   WorkerScratch worker_scratch(std::int64_t floats, Use use = Use::workspace);  // on the CPU, for each worker of a loop
 
   // In stream order. Copies to or from the host wait, since the host's memory may be gone or read right behind.
@@ -68,8 +69,8 @@ class Context {
     return kept;
   }
 
-  // From here on (until settled(false)) an operation that takes or gives back memory, or waits for the device, throws: what runs again and
-  // again must find everything ready, so that it can be captured, and never stalls.
+  // From here on (until settled(false)) an operation that takes memory or waits for the device throws, and so does the one behind an
+  // operation that gave memory back: what runs again and again must find everything ready, so that it can be captured, and never stalls.
   void settled(bool on = true) { settled_ = on; }
   bool is_settled() const { return settled_; }
 
@@ -86,6 +87,7 @@ class Context {
     std::size_t bytes = 0;
   };
   Scratch scratch_[3];
+  std::uint64_t scratch_version_ = 0;
   std::unordered_map<std::type_index, std::shared_ptr<void>> kept_;
   bool settled_ = false;
   int depth_ = 0;              // operations open, one inside the other
@@ -96,13 +98,14 @@ class Context {
 // A context that is settled while this lives.
 class Settled {
  public:
-  explicit Settled(Context& context, bool on = true) : context_(context) { context.settled(on); }
-  ~Settled() { context_.settled(false); }
+  explicit Settled(Context& context, bool on = true) : context_(context), before_(context.is_settled()) { context.settled(on || before_); }
+  ~Settled() { context_.settled(before_); }
   Settled(const Settled&) = delete;
   Settled& operator=(const Settled&) = delete;
 
  private:
   Context& context_;
+  bool before_;
 };
 
 // Open while an operation runs: books its time and tells the context what runs.

@@ -43,7 +43,7 @@ class GraphCache {
   std::size_t size() const { return graphs_.size(); }
 
  private:
-  static constexpr std::size_t kMost = 16;  // where keys never repeat, recording must not pile up
+  static constexpr std::size_t kMost = 256;  // where keys never repeat, recording must not pile up
   static bool wanted() {
     const char* text = std::getenv("BHYT_GRAPHS");
     return text == nullptr || std::string_view(text) != "off";

@@ -102,6 +102,7 @@ void Threads::run(std::int64_t tasks, Task task, void* context) {
   error_ = nullptr;
   next_.store(0, std::memory_order_relaxed);
   const std::uint32_t epoch = state_.load(std::memory_order_relaxed) / kEpoch + 1;
+  left_.store(epoch - 1, std::memory_order_relaxed);  // not by chance this one's, from long ago
   state_.store(epoch * kEpoch | kOpen, std::memory_order_release);
   state_.notify_all();
   take_tasks(0);

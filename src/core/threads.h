@@ -39,6 +39,7 @@ class Threads {
 
   int count() const { return count_; }
   // Workers have numbers below this one: those of the threads, and one more for loops inside loops, which the calling thread runs alone.
+  // Loops inside loops share that number: they must not use worker scratch.
   int workers() const { return count_ + 1; }
 
   // Calls task(context, i, worker) for i in [0, tasks).

@@ -119,6 +119,7 @@ std::size_t Activations::bytes(const Model& model, const ActivationPlan& plan) {
 
 void Activations::fit(std::int64_t batch, std::int64_t seq) {
   if (batch == fitted_batch_ && seq == fitted_seq_) return;
+  fitted_batch_ = 0;  // nothing, should memory run out below
   Layout measure{nullptr, model_.device(), model_.type(), 0, 0};
   lay(measure, batch, seq);
   if (measure.bytes > memory_.bytes()) {

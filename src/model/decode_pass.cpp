@@ -26,7 +26,14 @@ DecodePass::DecodePass(Context& ctx, const Model& model, KvCache& cache, std::in
 void DecodePass::put(std::span<const Piece> pieces) {
   auto* tokens = static_cast<std::int32_t*>(input_.host_side());
   std::int64_t n = 0;
-  for (const Piece& p : pieces) n += std::ssize(p.tokens);
+  std::vector<bool> seen(static_cast<std::size_t>(cache_.sequences()));
+  check(!pieces.empty(), "[generate] expected tokens of at least one sequence, got none");
+  for (const Piece& p : pieces) {
+    n += std::ssize(p.tokens);
+    if (p.sequence < 0 || p.sequence >= cache_.sequences()) continue;  // said below
+    check(!seen[static_cast<std::size_t>(p.sequence)], "[generate] expected a sequence once in a call, got {} twice", p.sequence);
+    seen[static_cast<std::size_t>(p.sequence)] = true;
+  }
   check(n <= most_, "[generate] expected at most {} tokens at a time, got {}", most_, n);
   std::int32_t* positions = tokens + n;
   for (const Piece& p : pieces) {

@@ -13,6 +13,8 @@ class DecodePass {
  public:
   // tokens: the most that one call brings, over all its sequences.
   DecodePass(Context& ctx, const Model& model, KvCache& cache, std::int64_t tokens);
+  DecodePass(const DecodePass&) = delete;
+  DecodePass& operator=(const DecodePass&) = delete;
 
   struct Piece {
     std::int64_t sequence = 0;

@@ -9,6 +9,8 @@ class ScorePass {
  public:
   // batch × seq: the most that a call brings; more is possible, and takes more memory.
   ScorePass(Context& ctx, const Model& model, std::int64_t batch, std::int64_t seq);
+  ScorePass(const ScorePass&) = delete;
+  ScorePass& operator=(const ScorePass&) = delete;
 
   void score(const Batch& batch, const Score& out);
 

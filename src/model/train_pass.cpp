@@ -33,11 +33,15 @@ void TrainPass::zero_added(const Step& step) {
     ctx_.zero(step.gradients.arena.t.as<float>() + r.offset, static_cast<std::size_t>(r.size) * sizeof(float));
 }
 
-void TrainPass::forward_backward(const Batch& b, const Step& step) {
+// The weight of the auxiliary loss per token; 0: it does not apply.
+float TrainPass::aux_of(const Step& step) const {
   const NormPlan& norms = model_.norms();
-  const double per_token =
-      norms.approximated > 0 && step.tokens_in_step > 0 ? norms.aux_loss / (step.tokens_in_step * norms.approximated) : 0;
-  const float aux = step.with_aux ? static_cast<float>(per_token) : 0;
+  if (!step.with_aux || norms.approximated == 0 || step.tokens_in_step <= 0) return 0;
+  return static_cast<float>(norms.aux_loss / (step.tokens_in_step * norms.approximated));
+}
+
+void TrainPass::forward_backward(const Batch& b, const Step& step) {
+  const float aux = aux_of(step);
   act_.forward(b, aux, observers);
   if (!step.accumulate) zero_added(step);
   cross_entropy(ctx_, {.x = act_.z,
@@ -92,6 +96,7 @@ void TrainPass::score(const Batch& b, const Score& out) {
 
 void TrainPass::warm_up(const Gradients& gradients, std::int64_t batch, bool several) {
   if (!ctx_.device().is_cuda()) return;
+  cuda::forget_products(ctx_);
   const std::int64_t seq = act_.plan().seq;
   // Tokens that differ: products of zeros would take less power, and another algorithm would be the fastest.
   std::vector<std::int32_t> ids(static_cast<std::size_t>(batch * seq));
@@ -114,11 +119,11 @@ void TrainPass::run(const Batch& b, const Step& step) {
   GraphCache::Key key{static_cast<std::uint64_t>(b.batch),
                       static_cast<std::uint64_t>(b.seq),
                       bits(static_cast<double>(step.scale)),
-                      bits(step.tokens_in_step),
-                      step.with_aux,
-                      step.accumulate};
+                      bits(static_cast<double>(aux_of(step))),
+                      step.accumulate,
+                      ctx_.scratch_version()};
   for (const void* p : {b.tokens.data, b.targets.data, b.weights.data, b.positions.data, b.first.data, step.gradients.arena.t.data,
-                        step.loss.data, act_.z.data})
+                        step.loss.data, act_.z.data, act_.positions(b).table.data})
     key.push_back(reinterpret_cast<std::uintptr_t>(p));
   graphs_.run(ctx_, key, [&] { forward_backward(b, step); });
 }

@@ -28,6 +28,8 @@ class TrainPass {
     Recompute recompute = Recompute::none;
   };
   TrainPass(Context& ctx, const Model& model, const Shape& shape);
+  TrainPass(const TrainPass&) = delete;
+  TrainPass& operator=(const TrainPass&) = delete;
 
   static std::size_t planned_bytes(const Model& model, const Shape& shape);
   MemoryUse memory() const;
@@ -56,6 +58,7 @@ class TrainPass {
   Observers observers;
 
  private:
+  float aux_of(const Step& step) const;
   void forward_backward(const Batch& batch, const Step& step);
   void backward(const Batch& batch, const Step& step, float aux);
   void zero_added(const Step& step);

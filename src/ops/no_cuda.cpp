@@ -39,6 +39,7 @@ void gemm(Context&, const Tensor&, const Tensor&, const Tensor&, const GemmOptio
 std::map<std::string, std::string> tuning(Context&) { return {}; }
 void set_tuning(Context&, const std::map<std::string, std::string>&) {}
 void tune_products(Context&) {}
+void forget_products(Context&) {}
 std::string tuning_library() { return ""; }
 
 void norm(Context&, const NormSite&, const NormForward&) { absent(); }

@@ -207,6 +207,26 @@ TEST(Gemm, SameBitsOnAnyNumberOfThreads) {
       }
 }
 
+// The last piece has fewer rows than the first but larger panels: what a worker's scratch is sized by must cover both.
+TEST(Gemm, SmallerPiecesMayHaveLargerPanels) {
+  constexpr std::int64_t m = 4096, n = 2048, k = 64;  // in four pieces of 1056, 1056, 1056 and 928 rows
+  const Arrays arrays = draw({{"a", {m, k}}, {"b", {n, k}}}, DType::bf16);
+  const auto product = [&](int threads) {
+    Context ctx(Device::cpu(), threads);
+    const OwnedTensor a = make_tensor(ctx, DType::bf16, {m, k}, arrays.at("a")), b = make_tensor(ctx, DType::bf16, {n, k}, arrays.at("b")),
+                      c(ctx, DType::bf16, {m, n});
+    gemm(ctx, a, b, c, {.trans_b = true});
+    std::vector<bf16> host(static_cast<std::size_t>(m * n));
+    to_host(ctx, c, host.data());
+    return host;
+  };
+  const auto expected = product(1);
+  for (int i = 0; i < 10; ++i) {
+    const auto got = product(2);
+    ASSERT_EQ(std::memcmp(got.data(), expected.data(), got.size() * sizeof(bf16)), 0) << i;
+  }
+}
+
 // Products large enough that tune_products measures which algorithm a GPU takes: what the measuring leaves behind must not show.
 TEST(Gemm, LargeProductsOnTheGpuEqualTheCpu) {
   BHYT_SKIP_WITHOUT_GPU();

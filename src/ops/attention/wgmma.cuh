@@ -40,12 +40,9 @@ __host__ __device__ __forceinline__ int tiles_of(int seq) { return (seq + kRows 
 // Whether this device runs the kernel's code for Hopper: compiled for anything else, the kernels here are empty.
 template <class Kernel>
 bool compiled_here(Kernel kernel) {
-  static const bool is = [&] {
-    cudaFuncAttributes f{};
-    BHYT_CUDA(cudaFuncGetAttributes(&f, kernel));
-    return f.ptxVersion == 90 && f.binaryVersion == 90;
-  }();
-  return is;
+  cudaFuncAttributes f{};
+  BHYT_CUDA(cudaFuncGetAttributes(&f, kernel));
+  return f.ptxVersion == 90 && f.binaryVersion == 90;
 }
 
 // Describes a matrix of `columns` columns in tiles; rows past the end of a sequence read as zeros. False: the driver does not take it.

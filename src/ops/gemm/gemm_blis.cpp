@@ -21,10 +21,10 @@ void library_gemm(Context&, const Product<float, float>& p, int) {
                const_cast<float*>(p.a), p.lda, 1, const_cast<float*>(p.b), p.ldb, 1, &beta, p.c, p.ldc, 1, nullptr, &runtime);
 }
 
-// BLIS runs over k in the same order for every micro-tile, wherever in a piece that lies: pieces may follow the number of threads.
-// Two for each thread even out what else the machine does, as long as they stay large enough to pack well.
 void prepare_library(Context&) {}
 
+// BLIS runs over k in the same order for every micro-tile, wherever in a piece that lies: pieces may follow the number of threads.
+// Two for each thread even out what else the machine does, as long as they stay large enough to pack well.
 std::int64_t library_pieces(int threads, std::int64_t m, std::int64_t n, std::int64_t k) {
   if (threads == 1 || m * n * k < 200'000) return 1;
   return m * n >= 2 * threads * 512 * 512 ? 2 * threads : threads;

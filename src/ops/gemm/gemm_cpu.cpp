@@ -46,10 +46,11 @@ void widen_panel(const bf16* in, std::int64_t ld, std::int64_t rows, std::int64_
   for (std::int64_t i = 0; i < rows; ++i) widen(in + i * ld, out + i * cols, cols);
 }
 
-// The largest panel of a piece, and the floats that panel_product needs for it.
+// The floats that panel_product needs at most for any panel of pieces up to this one's size. A smaller piece may have larger panels (528
+// rows are two of 288, 480 are one), so the bound is the limit, not this piece's own panels.
 template <class In, class Out>
 std::int64_t panel_floats(const Product<In, Out>& p) {
-  const std::int64_t m = piece_within(p.m, kPanelRows), n = piece_within(p.n, kPanelCols);
+  const std::int64_t m = std::min(piece(p.m, 1), kPanelRows), n = std::min(piece(p.n, 1), kPanelCols);
   const std::int64_t widened = std::is_same_v<In, float> ? 0 : piece_within(p.k, kPanelDepth);
   return (m + n) * widened + m * n;
 }

@@ -196,9 +196,14 @@ void gemm(Context& ctx, const Tensor& a, const Tensor& b, const Tensor& c, const
 
 void tune_products(Context& ctx) {
   if (!ctx.device().is_cuda()) return;
+  use(ctx.device().index);
   Library& library = ctx.keep<Library>();
   for (const auto& [key, seen] : library.untuned) library.algorithms[key] = choose(ctx, Problem(seen.a, seen.b, seen.c, seen.options));
   library.untuned.clear();
+}
+
+void forget_products(Context& ctx) {
+  if (ctx.device().is_cuda()) ctx.keep<Library>().untuned.clear();
 }
 
 std::map<std::string, std::string> tuning(Context& ctx) {

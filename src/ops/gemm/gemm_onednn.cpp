@@ -94,6 +94,7 @@ class Plans {
 
   // Between loops: every worker gets what the largest plan so far asks for.
   void reserve(Context& ctx) {
+    if (ctx.is_settled()) return;  // a plan that is new there brings its own
     for (Buffer& b : workers_)
       if (b.bytes() < most_) b = Buffer(ctx, most_);
   }
@@ -103,6 +104,7 @@ class Plans {
     const Buffer& b = workers_[static_cast<std::size_t>(worker)];
     if (bytes <= b.bytes()) return b.data();
     own.reset(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
+    if (!own) fail("[gemm] expected " + std::to_string(bytes) + " bytes of scratch, the system gave none");
     return own.get();
   }
   dnnl::stream& stream(int worker) { return streams_[static_cast<std::size_t>(worker)]; }

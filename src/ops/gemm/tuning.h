@@ -10,9 +10,10 @@
 
 namespace bhyt::cuda {
 
-// Measures the library's candidates for every large product that ran in this context since the last call and keeps the fastest. The
-// operands of those products must still be there; their contents do not change.
+// Measures the library's candidates for every large product that ran in this context since the last call (or since forget_products) and
+// keeps the fastest. The operands of those products must still be there; their contents do not change.
 void tune_products(Context& ctx);
+void forget_products(Context& ctx);  // those so far are not to be measured: their operands may be gone
 
 std::map<std::string, std::string> tuning(Context& ctx);  // what was chosen and what was set, by shape
 // Before a context's first product: shapes that are named take what is given, if the library takes it. Error, and nothing set, for
