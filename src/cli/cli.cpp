@@ -16,6 +16,7 @@
 #include "core/log.h"
 #include "core/schema.h"
 #include "core/signals.h"
+#include "model/checkpoint_files.h"
 #include "ops/gemm/gemm.h"
 
 namespace bhyt::cli {
@@ -111,6 +112,13 @@ void parse(CLI::App& app, const std::vector<std::string>& args) {
     throw UsageError(fmt::format("{} (see {} --help)", e.what(), app.get_name()));
   }
 }
+
+void ModelOption::add_to(CLI::App& app) {
+  app.add_option("--model", named, "checkpoint folder, or a run directory: its best or newest checkpoint")->required();
+  app.add_flag("--no-verify", no_verify, kNoVerifyHelp);
+}
+
+std::filesystem::path ModelOption::find() const { return named_checkpoint(named, no_verify ? Verify::no : Verify::yes); }
 
 Placement take_placement(const std::vector<std::string>& words, const char* device, DType dtype) {
   std::string where = device;

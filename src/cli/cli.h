@@ -1,6 +1,7 @@
 // The command line: one file per subcommand, each a thin layer over the library. A command is a row of the table in cli.cpp.
 #pragma once
 
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,6 +27,15 @@ struct Command {
 // Reads a command's arguments into its CLI11 app. --help prints the app's help on stdout and ends the program with 0;
 // anything wrong is a UsageError that says where to look.
 void parse(CLI::App& app, const std::vector<std::string>& args);
+
+// --model and --no-verify of the commands that read a checkpoint.
+struct ModelOption {
+  std::string named;
+  bool no_verify = false;
+  void add_to(CLI::App& app);
+  std::filesystem::path find() const;  // the checkpoint folder, its files compared with their checksums
+};
+constexpr const char* kNoVerifyHelp = "do not compare the files with the checksums they were saved with";
 
 // Where and in what type to compute, as `device=`, `dtype=` and `threads=` say it.
 struct Placement {

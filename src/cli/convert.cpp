@@ -8,6 +8,7 @@
 #include "core/log.h"
 #include "data/token_file.h"
 #include "model/checkpoint_convert.h"
+#include "model/checkpoint_files.h"
 #include "model/llama2c.h"
 #include "text/tokenizer.h"
 
@@ -22,7 +23,7 @@ const std::map<std::string, DType> kTypes = {{"fp32", DType::f32}, {"bf16", DTyp
 struct ConvertArgs {
   std::string source, out, dtype, tokenizer;
   std::uint64_t max_shard = 5'000'000'000;
-  bool shard_given = false;
+  bool shard_given = false, no_verify = false;
 };
 
 // llama2.c keeps its tokenizer in a file of its own: NAME_tokenizer.bin or tokenizer.bin beside the model.
@@ -63,7 +64,8 @@ int cmd_convert(const Args& args) {
       "Token files: ours to llm.c's and back.",
       "bhyt convert");
   ConvertArgs a;
-  app.add_option("source", a.source, "checkpoint folder, llama2.c .bin, or token file")->required();
+  app.add_option("source", a.source, "checkpoint folder, run directory (its best or newest checkpoint), llama2.c .bin, or token file")
+      ->required();
   app.add_option("--out", a.out, "what to write: a new folder, or a token file")->required();
   app.add_option("--dtype", a.dtype, "fp32, bf16 or fp16; default: as stored")->check(CLI::IsMember(kTypes));
   CLI::Option* shard = app.add_option("--max-shard", a.max_shard, "most bytes in one file: 5GB, 500MB, 2GiB")
@@ -76,6 +78,7 @@ int cmd_convert(const Args& args) {
                                                                                                   {"MiB", 1ull << 20},
                                                                                                   {"GiB", 1ull << 30}}));
   app.add_option("--tokenizer", a.tokenizer, "for a llama2.c file: its tokenizer; default: NAME_tokenizer.bin or tokenizer.bin beside it");
+  app.add_flag("--no-verify", a.no_verify, kNoVerifyHelp);
   parse(app, args);
   a.shard_given = shard->count() > 0;
   check_usage(a.max_shard > 0, "--max-shard must be greater than 0");
@@ -88,7 +91,9 @@ int cmd_convert(const Args& args) {
     options.finish = [&](const fs::path& dir) { add_tokenizer(a, Llama2cFile(a.source).config().vocab, dir); };
   else
     check_usage(a.tokenizer.empty(), "--tokenizer is for llama2.c files; a folder brings its own");
-  convert_checkpoint(a.source, a.out, options);
+  const fs::path source =
+      fs::is_directory(a.source) ? named_checkpoint(a.source, a.no_verify ? Verify::no : Verify::yes) : fs::path(a.source);
+  convert_checkpoint(source, a.out, options);
   log::info("{} written; bhyt info {} says what it holds", a.out, a.out);
   return 0;
 }

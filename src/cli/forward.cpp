@@ -73,7 +73,7 @@ SafeTensorOut logits_of(Context& ctx, ScorePass& pass, const Sample& s, std::int
           }};
 }
 
-void run_forward(const std::string& dir, const std::string& tokens, const std::string& out, bool grads, const Placement& where) {
+void run_forward(const std::filesystem::path& dir, const std::string& tokens, const std::string& out, bool grads, const Placement& where) {
   Context ctx(where.device, where.threads);
   const auto model = load_model(ctx, dir, where.dtype);
   const Sample sample(ctx, SafeTensors(tokens), model->config().vocab);
@@ -119,16 +119,18 @@ void run_forward(const std::string& dir, const std::string& tokens, const std::s
 
 int cmd_forward(const Args& args) {
   CLI::App app("Logits, loss and gradients of a checkpoint, for comparing implementations", "bhyt forward");
-  std::string model, tokens, out;
+  ModelOption model;
+  std::string tokens, out;
   bool grads = false;
   std::vector<std::string> words;
-  app.add_option("--model", model, "checkpoint folder")->required();
+  model.add_to(app);
   app.add_option("--tokens", tokens, "safetensors file with `tokens`, int64 [B, T+1]")->required();
   app.add_option("--out", out, "safetensors file to write: logits, loss, c_attn.<layer>, grad.<parameter>")->required();
   app.add_flag("--grads", grads, "write the gradient of every parameter too");
   app.add_option("key=value", words, "device=cpu|cuda[:N] (cpu), dtype=fp32|bf16 (fp32), threads=N");
   parse(app, args);
-  run_forward(model, tokens, out, grads, take_placement(words));
+  const Placement where = take_placement(words);
+  run_forward(model.find(), tokens, out, grads, where);
   return 0;
 }
 

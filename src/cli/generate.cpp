@@ -21,7 +21,8 @@ namespace bhyt::cli {
 namespace {
 
 struct Options {
-  std::string model, tokenizer, prompt, prompt_file;
+  ModelOption model;
+  std::string tokenizer, prompt, prompt_file;
   bool ids = false, ignore_eos = false, json = false;
   GenerateOptions generate;
   std::vector<std::string> words;
@@ -70,7 +71,7 @@ void run_ids(Context& ctx, const Model& model, const std::string& prompt, const 
 }
 
 void run_text(Context& ctx, const Model& model, const std::string& prompt, Options o) {
-  const auto tokenizer = load_tokenizer(o.tokenizer.empty() ? o.model : o.tokenizer);
+  const auto tokenizer = load_tokenizer(o.tokenizer);
   check(tokenizer->vocab_size() <= model.config().vocab, "the tokenizer has {} ids, the model only {}: they do not belong together",
         tokenizer->vocab_size(), model.config().vocab);
   std::vector<TokenId> ids = tokenizer->encode(prompt);
@@ -103,7 +104,7 @@ int cmd_generate(const Args& args) {
   CLI::App app("Continue a prompt with a checkpoint", "bhyt generate");
   Options o;
   o.generate.max_tokens = 128;
-  app.add_option("--model", o.model, "checkpoint folder")->required();
+  o.model.add_to(app);
   auto* prompt = app.add_option("--prompt", o.prompt, "the text to continue (otherwise --prompt-file or stdin)");
   app.add_option("--prompt-file", o.prompt_file, "a file with the text to continue")->excludes(prompt);
   app.add_option("--tokenizer", o.tokenizer, "tokenizer file or folder (the checkpoint's own)");
@@ -119,7 +120,9 @@ int cmd_generate(const Args& args) {
   parse(app, args);
   const Placement where = take_placement(o.words, "auto");
   Context ctx(where.device, where.threads);
-  const auto model = load_model(ctx, o.model, where.dtype);
+  const std::filesystem::path dir = o.model.find();
+  const auto model = load_model(ctx, dir, where.dtype);
+  if (o.tokenizer.empty()) o.tokenizer = dir.string();
   const std::string text = read_prompt(app, o);
   if (o.ids)
     run_ids(ctx, *model, text, o);

@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "core/log.h"
 #include "data/token_file.h"
+#include "io/checkpoint_folders.h"
 #include "io/format.h"
 #include "model/checkpoint.h"
 #include "model/checkpoint_files.h"
@@ -17,7 +18,6 @@
 #include "ops/norm/config.h"
 #include "report/run.h"
 #include "text/tokenizer.h"
-#include "train/run_dir.h"
 
 namespace bhyt::cli {
 
@@ -129,7 +129,7 @@ void verify_weights(const fs::path& dir, const WeightFiles& files, std::vector<s
           fmt::format("{}: tensor {} holds {} values that are not finite", e.file->path().filename().string(), name, not_finite));
   }
   if (!fs::exists(dir / "manifest.json")) return;
-  if (const std::string wrong = train::verify_checkpoint(dir); !wrong.empty()) problems.push_back(wrong);
+  if (const std::string wrong = verify_manifest(dir); !wrong.empty()) problems.push_back(wrong);
 }
 
 Json describe_checkpoint(const fs::path& dir, bool verify, std::vector<std::string>& problems) {
@@ -174,20 +174,35 @@ Json describe_safetensors(const fs::path& file) {
   return j;
 }
 
-Json describe_run(const fs::path& dir) {
+// Every checkpoint of a run, each with what is wrong with it.
+void verify_run(const fs::path& dir, std::vector<std::string>& problems) {
+  for (const std::int64_t step : checkpoint_steps(dir)) {
+    const fs::path at = checkpoint_folder(dir, step);
+    std::vector<std::string> wrong;
+    try {
+      if (fs::exists(at / kManifest))
+        describe_checkpoint(at, true, wrong);
+      else
+        wrong.emplace_back("it has no manifest.json");
+    } catch (const Error& e) {
+      wrong.emplace_back(e.what());
+    }
+    for (const std::string& what : wrong) problems.push_back(fmt::format("{}: {}", at.filename().string(), what));
+  }
+}
+
+Json describe_run(const fs::path& dir, bool verify, std::vector<std::string>& problems) {
   const report::Run run = report::read_run(dir);
   Json j{{"path", dir.string()}, {"kind", "run"}, {"step", static_cast<std::uint64_t>(run.steps())}};
   if (!run.loss.empty()) j["loss"] = run.loss.last();
   if (!run.valid.empty()) j["valid_loss"] = run.valid.last();
   if (run.floor) j["entropy_rate"] = *run.floor;
   j["skipped_steps"] = static_cast<std::uint64_t>(run.skipped.size());
-  std::vector<std::pair<long, std::string>> checkpoints;
-  for (const auto& e : fs::directory_iterator(dir))
-    if (const std::string name = e.path().filename().string(); e.is_directory() && name.starts_with("checkpoint-"))
-      checkpoints.emplace_back(std::strtol(name.c_str() + 11, nullptr, 10), name);
-  std::sort(checkpoints.begin(), checkpoints.end());
   j["checkpoints"] = Json::array();
-  for (const auto& [step, name] : checkpoints) j["checkpoints"].push_back(name);
+  std::vector<std::int64_t> steps = checkpoint_steps(dir);
+  for (auto step = steps.rbegin(); step != steps.rend(); ++step)
+    j["checkpoints"].push_back(checkpoint_folder(dir, *step).filename().string());
+  if (verify) verify_run(dir, problems);
   j["config"] = Json::object();
   for (const auto& [key, value] : run.config) {
     const Json typed = Json::parse(value, nullptr, false);
@@ -207,10 +222,6 @@ int show(const Json& described, const std::vector<std::string>& problems, bool j
     print_tree(j);
   }
   return problems.empty() ? 0 : 1;
-}
-
-bool is_checkpoint(const fs::path& dir) {
-  return fs::exists(dir / "config.json") && (fs::exists(dir / "model.safetensors") || fs::exists(dir / "model.safetensors.index.json"));
 }
 
 }  // namespace
@@ -235,7 +246,10 @@ int cmd_info(const Args& args) {
       const Json j = describe_checkpoint(path, verify, problems);
       return show(j, problems, json);
     }
-    if (fs::exists(path / "metrics.jsonl")) return show(describe_run(path), problems, json);
+    if (fs::exists(path / "metrics.jsonl")) {
+      const Json j = describe_run(path, verify, problems);
+      return show(j, problems, json);
+    }
     for (const char* name : {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer.bin"})
       if (fs::exists(path / name)) return cmd_tokenizer(flags({"info", what}));
     throw Error(

@@ -16,11 +16,13 @@ namespace {
 
 void print_help() {
   fmt::print(
-      "usage: bhyt pretrain [CONFIG.yaml] [key=value ...] [--force] [--json] [--quiet]\n\n"
-      "Trains a model and writes a run directory (run.dir). resume=auto goes on with the run that is there.\n\n"
-      "  --force   resume although a changed key changes the mathematics of the run\n"
-      "  --json    print the outcome as one JSON object on stdout\n"
-      "  --quiet   no messages but warnings and errors\n\n"
+      "usage: bhyt pretrain [CONFIG.yaml] [key=value ...] [--force] [--no-verify] [--json] [--quiet]\n"
+      "       bhyt pretrain run.dir=RUN resume=auto      goes on with a run, by the config that it has\n\n"
+      "Trains a model and writes a run directory (run.dir).\n\n"
+      "  --force       resume although a changed key changes the mathematics of the run\n"
+      "  --no-verify   take the weights of model.init without comparing them with their checksums\n"
+      "  --json        print the outcome as one JSON object on stdout\n"
+      "  --quiet       no messages but warnings and errors\n\n"
       "Bare device=, dtype=, seed=, threads= and resume= are short for run.*. key=null goes back to the default.\n\n"
       "Keys, with their defaults:\n");
   std::string section;
@@ -35,7 +37,7 @@ void print_help() {
 struct Arguments {
   std::string config;
   std::vector<std::string> overrides;
-  bool force = false, json = false, quiet = false, help = false;
+  bool force = false, verify = true, json = false, quiet = false, help = false;
 };
 
 Arguments parse_arguments(const Args& args) {
@@ -45,12 +47,14 @@ Arguments parse_arguments(const Args& args) {
       a.help = true;
     } else if (word == "--force") {
       a.force = true;
+    } else if (word == "--no-verify") {
+      a.verify = false;
     } else if (word == "--json") {
       a.json = true;
     } else if (word == "--quiet" || word == "-q") {
       a.quiet = true;
     } else if (word.starts_with("-")) {
-      const std::string near = schema::nearest(word, {"--force", "--json", "--quiet", "--help"});
+      const std::string near = schema::nearest(word, {"--force", "--no-verify", "--json", "--quiet", "--help"});
       throw UsageError(
           fmt::format("unknown flag {}{}; see bhyt help pretrain", word, near.empty() ? "" : fmt::format(" (did you mean {}?)", near)));
     } else if (word.find('=') != std::string::npos) {
@@ -73,7 +77,8 @@ int cmd_pretrain(const Args& args) {
   }
   check_usage(!a.config.empty() || !a.overrides.empty(), "expected a config, or key=value words; see bhyt help pretrain");
   log::set_quiet(a.quiet);
-  train::Trainer trainer(train::read_run_config(train::config_tree(a.config, a.overrides)), {.force = a.force});
+  const train::RunConfig config = train::read_run_config(train::training_tree(a.config, a.overrides), a.verify ? Verify::yes : Verify::no);
+  train::Trainer trainer(config, {.force = a.force});
   const train::Outcome out = trainer.run();
   if (a.json) {
     const train::Json result = {{"run_dir", trainer.config().run.dir},

@@ -2,7 +2,12 @@
 
 #include <algorithm>
 #include <bit>
+#include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <vector>
+
+#include "core/check.h"
 
 namespace bhyt {
 
@@ -70,6 +75,18 @@ std::uint64_t Hash64::digest() const {
   h = (h ^ (h >> 33)) * kP2;
   h = (h ^ (h >> 29)) * kP3;
   return h ^ (h >> 32);
+}
+
+std::uint64_t hash_file(const std::filesystem::path& file) {
+  constexpr std::size_t kPiece = 1 << 20;
+  std::ifstream in(file, std::ios::binary);
+  check(in.is_open(), "could not read {}: {}", file.string(), std::strerror(errno));
+  in.rdbuf()->pubsetbuf(nullptr, 0);  // pieces this large need no buffer between
+  std::vector<char> piece(kPiece);
+  Hash64 h;
+  while (in.read(piece.data(), kPiece), in.gcount() > 0) h.update(piece.data(), static_cast<std::size_t>(in.gcount()));
+  check(in.eof(), "could not read {}: {}", file.string(), std::strerror(errno));
+  return h.digest();
 }
 
 }  // namespace bhyt

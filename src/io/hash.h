@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <string_view>
 
 namespace bhyt {
@@ -29,6 +30,8 @@ inline std::uint64_t hash64(const void* data, std::size_t bytes) {
   h.update(data, bytes);
   return h.digest();
 }
+
+std::uint64_t hash_file(const std::filesystem::path& file);  // of its bytes, read piece by piece
 
 // A good 64-bit mix of one word (splitmix64's finaliser).
 constexpr std::uint64_t mix64(std::uint64_t x) {

@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/log.h"
+#include "io/checkpoint_folders.h"
 #include "model/checkpoint_json.h"
 
 namespace bhyt {
@@ -20,20 +21,24 @@ bool is_correction(const std::string& name) {
   return name.ends_with(".var_beta") || name.ends_with(".var_eta") || name.ends_with(".var_alpha") || name.ends_with(".var_cross_beta");
 }
 
-// Newest checkpoint-N inside a run directory, for the hint.
-std::string newest_checkpoint(const fs::path& dir) {
-  std::string best;
-  long best_step = -1;
-  std::error_code ignored;
-  for (const auto& e : fs::directory_iterator(dir, ignored)) {
-    const std::string name = e.path().filename().string();
-    if (!name.starts_with("checkpoint-")) continue;
-    if (const long step = std::strtol(name.c_str() + 11, nullptr, 10); step > best_step) {
-      best_step = step;
-      best = name;
-    }
+bool has_weights(const fs::path& dir) { return fs::exists(dir / kSingle) || fs::exists(dir / kIndex); }
+
+// A model is read from everything but what only the trainer needs.
+bool belongs_to_model(const std::string& file) { return file != kTrainerState && file != kOptimizerState; }
+
+// "" where nothing is wrong, or nothing is known: folders that the trainer did not write have no manifest.
+std::string damage(const fs::path& dir) { return fs::exists(dir / kManifest) ? verify_manifest(dir, belongs_to_model) : ""; }
+
+fs::path newest_of_run(const fs::path& run, Verify verify) {
+  std::string wrong;
+  for (const std::int64_t step : checkpoint_steps(run)) {
+    const fs::path at = checkpoint_folder(run, step);
+    const std::string problem = !is_checkpoint(at) ? "it holds no model" : verify == Verify::yes ? damage(at) : "";
+    if (problem.empty()) return at;
+    log::warning("passing over {}: {}", at.string(), problem);
+    wrong += fmt::format("\n  {}: {}", at.filename().string(), problem);
   }
-  return best;
+  throw Error(fmt::format("{}: no checkpoint of this run can be used:{}", run.string(), wrong));
 }
 
 }  // namespace
@@ -52,19 +57,33 @@ std::map<std::string, std::string> parse_weight_index(std::string_view text, con
   return out;
 }
 
+bool is_checkpoint(const fs::path& dir) { return fs::exists(dir / "config.json") && has_weights(dir); }
+
 void require_checkpoint(const fs::path& dir) {
   const std::string where = dir.string();
   check(fs::exists(dir), "{}: no such folder", where);
   check(fs::is_directory(dir), "{}: not a folder (a checkpoint is a folder with config.json and model.safetensors)", where);
-  const bool config = fs::exists(dir / "config.json"), weights = fs::exists(dir / kSingle) || fs::exists(dir / kIndex);
-  if (config && weights) return;
-  std::string hint;
-  if (const std::string inner = newest_checkpoint(dir); !inner.empty())
-    hint = fmt::format("; it looks like a run directory: try {}", (dir / inner).string());
-  else if (fs::exists(dir / "pytorch_model.bin") || fs::exists(dir / "pytorch_model.bin.index.json"))
-    hint = "; pytorch_model.bin is a pickle, which is not read: save it with safe_serialization=True first";
-  throw Error(fmt::format("{}: not a checkpoint: looked for config.json ({}) and {} or {} ({}){}", where, config ? "found" : "missing",
-                          kSingle, kIndex, weights ? "found" : "missing", hint));
+  if (is_checkpoint(dir)) return;
+  const bool pickle = fs::exists(dir / "pytorch_model.bin") || fs::exists(dir / "pytorch_model.bin.index.json");
+  throw Error(fmt::format("{}: not a checkpoint: looked for config.json ({}) and {} or {} ({}){}", where,
+                          fs::exists(dir / "config.json") ? "found" : "missing", kSingle, kIndex, has_weights(dir) ? "found" : "missing",
+                          pickle ? "; pytorch_model.bin is a pickle, which is not read: save it with safe_serialization=True first" : ""));
+}
+
+fs::path named_checkpoint(const fs::path& named, Verify verify) {
+  const bool run = !is_checkpoint(named) && !checkpoint_steps(named).empty();
+  if (run && !is_checkpoint(named / "best")) {
+    const fs::path newest = newest_of_run(named, verify);
+    log::info("{}: taking its newest checkpoint, {}", named.string(), newest.filename().string());
+    return newest;
+  }
+  const fs::path dir = run ? named / "best" : named;
+  if (run) log::info("{}: taking its best checkpoint, {}", named.string(), fs::canonical(dir).filename().string());
+  require_checkpoint(dir);
+  const std::string wrong = verify == Verify::yes ? damage(dir) : "";
+  check(wrong.empty(), "{}: {}. --no-verify takes it all the same; after a change that was meant, remove its {}", dir.string(), wrong,
+        kManifest);
+  return dir;
 }
 
 WeightFiles::WeightFiles(const fs::path& where) : where_(where) {

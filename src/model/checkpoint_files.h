@@ -39,8 +39,15 @@ class WeightFiles {
 // The shard of every tensor, from the text of an index. Names with folders in them could point anywhere and are refused.
 std::map<std::string, std::string> parse_weight_index(std::string_view text, const std::string& name);
 
-// What a folder must hold to be a checkpoint; throws Error saying what was looked for and what is there instead.
+// Whether a folder holds a model; require_ throws Error saying what was looked for and what is there instead.
+bool is_checkpoint(const std::filesystem::path& dir);
 void require_checkpoint(const std::filesystem::path& dir);
+
+enum class Verify : std::uint8_t { yes, no };
+
+// The checkpoint folder that a user means: the one named or, of a run directory, best/ where there is one, else the newest that can be
+// used; a message says which. What a model is read from is compared with manifest.json, if there is one: Error where it is damaged.
+std::filesystem::path named_checkpoint(const std::filesystem::path& named, Verify verify);
 
 // What does not fit between the files and a model's parameters, each a line; empty when all is well. Needs no weights, only headers.
 std::vector<std::string> mismatches(const WeightFiles& files, const std::vector<Parameter>& parameters);

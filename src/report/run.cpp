@@ -13,6 +13,7 @@
 
 #include "core/check.h"
 #include "data/synth.h"
+#include "io/checkpoint_folders.h"
 
 namespace bhyt::report {
 
@@ -82,22 +83,6 @@ std::optional<double> common_rate(const std::vector<std::string>& paths, const s
     rate = r;
   }
   return rate;
-}
-
-std::string newest_checkpoint(const fs::path& dir) {
-  std::string name;
-  long long newest = -1;
-  std::error_code ec;
-  for (const auto& entry : fs::directory_iterator(dir, ec)) {
-    const std::string file = entry.path().filename().string();
-    if (!file.starts_with("checkpoint-") || file.size() > 28 || file.find_first_not_of("0123456789", 11) != std::string::npos) continue;
-    if (file.size() == 11) continue;
-    const long long step = std::stoll(file.substr(11));
-    if (step <= newest) continue;
-    newest = step;
-    name = file;
-  }
-  return name;
 }
 
 bool holds_metrics(const fs::path& dir) {
@@ -179,7 +164,8 @@ void read_about(const fs::path& dir, Run& run) {
           run.about.emplace_back(key, value.is_string() ? value.get<std::string>() : value.dump());
   }
   if (run.about.empty()) run.notes.push_back("run.json is missing or damaged: which machine and commit made this run is not known");
-  if (const std::string name = newest_checkpoint(dir); !name.empty()) run.about.emplace_back("newest checkpoint", name);
+  if (const auto steps = checkpoint_steps(dir); !steps.empty())
+    run.about.emplace_back("newest checkpoint", checkpoint_folder(dir, steps.front()).filename().string());
 }
 
 Run read_run(const fs::path& dir) {

@@ -8,9 +8,6 @@ namespace bhyt::train {
 
 namespace {
 
-constexpr const char* kState = "trainer_state.json";
-constexpr const char* kOptimizer = "optimizer.safetensors";
-
 // Hugging Face's keys, and ours under "bhyt".
 Json state_json(const CheckpointContext& context, const Model& model, const Progress& p, bool interrupted) {
   const TrainSection& t = context.config.train;
@@ -35,7 +32,7 @@ Json state_json(const CheckpointContext& context, const Model& model, const Prog
 }
 
 bool was_interrupt(const fs::path& checkpoint) {
-  const fs::path file = checkpoint / kState;
+  const fs::path file = checkpoint / kTrainerState;
   if (!fs::is_regular_file(file)) return false;
   const Json state = Json::parse(read_text(file), nullptr, false);
   return state.is_object() && state.contains("bhyt") && state["bhyt"].contains("interrupt");
@@ -49,7 +46,7 @@ void prune(RunDir& dir, const TrainSection& train, std::int64_t newest, bool int
     if (was_interrupt(dir.checkpoint(step)) || ++kept > train.keep)
       dir.remove_checkpoint(step);
     else if (train.save == Save::weights)
-      dir.remove_from_checkpoint(step, kOptimizer);
+      remove_listed(dir.checkpoint(step), kOptimizerState);
   }
 }
 
@@ -64,38 +61,50 @@ void save_checkpoint(RunDir& dir, const CheckpointContext& context, const Model&
   dir.write_checkpoint(progress.step, [&](const fs::path& to) {
     save_model(to, model);
     if (context.tokenizer) context.tokenizer->save(to);
-    save_optimizer(to / kOptimizer, model, optimizer);
-    write_synced(to / kState, state_json(context, model, progress, interrupted).dump(2) + "\n");
+    save_optimizer(to / kOptimizerState, model, optimizer);
+    write_synced(to / kTrainerState, state_json(context, model, progress, interrupted).dump(2) + "\n");
   });
   prune(dir, context.config.train, progress.step, interrupted);
 }
 
+namespace {
+
+// What keeps a run from going on from a checkpoint, "" if nothing does; then `state` is its training state.
+std::string unfit(const fs::path& at, Json& state) {
+  if (const std::string wrong = verify_manifest(at); !wrong.empty()) return wrong;
+  if (!fs::exists(at / kOptimizerState))
+    return fmt::format("it holds weights only (model.init={} starts a new run from them)", at.string());
+  if (!fs::exists(at / kTrainerState)) return "it has no trainer_state.json";
+  state = Json::parse(read_text(at / kTrainerState), nullptr, false);
+  return state.is_object() ? "" : "trainer_state.json is damaged";
+}
+
+}  // namespace
+
 std::optional<Found> find_checkpoint(const RunDir& dir) {
-  std::string weights;  // the newest that is whole but holds weights only
+  std::string wrong;
   for (const std::int64_t step : dir.checkpoints()) {
     const fs::path at = dir.checkpoint(step);
-    std::string wrong = verify_checkpoint(at);
-    if (wrong.empty() && !fs::exists(at / kOptimizer)) {
-      wrong = "it holds weights only";
-      if (weights.empty()) weights = at.string();
-    }
     Json state;
-    if (wrong.empty() && !fs::exists(at / kState)) wrong = "it has no trainer_state.json";
-    if (wrong.empty()) state = Json::parse(read_text(at / kState), nullptr, false);
-    if (wrong.empty() && !state.is_object()) wrong = "trainer_state.json is damaged";
-    if (wrong.empty()) return Found{at, std::move(state)};
-    log::warning("passing over {}: {}", at.string(), wrong);
+    const std::string problem = unfit(at, state);
+    if (problem.empty()) return Found{at, std::move(state)};
+    log::warning("passing over {}: {}", at.string(), problem);
+    wrong += fmt::format("\n  {}: {}", at.filename().string(), problem);
   }
-  check(weights.empty(),
-        "{} cannot be resumed: no checkpoint there has its optimizer state. model.init={} starts a new run from its weights",
-        dir.path().string(), weights);
+  const fs::path metrics = dir.path() / "metrics.jsonl";
+  if (wrong.empty() && fs::exists(metrics) && fs::file_size(metrics) > 0)
+    wrong = "\n  there are metrics of earlier steps, but no checkpoint";
+  check(wrong.empty(),
+        "{} holds a run that cannot go on:{}\nresume=restart starts it afresh and keeps what is there aside; another run.dir starts a new "
+        "one",
+        dir.path().string(), wrong);
   return std::nullopt;
 }
 
 bool check_mathematics(const Found& found, const Json& mathematics, bool force) {
   const auto own = found.state.find("bhyt");
   const bool known = own != found.state.end() && own->contains("mathematics") && own->at("mathematics").is_object();
-  check(known, "{}: not a training state of this program", (found.dir / kState).string());
+  check(known, "{}: not a training state of this program", (found.dir / kTrainerState).string());
   // A key that this checkpoint's program did not have yet: the run was made with what is its default now.
   Json before = own->at("mathematics");
   const Json defaults = train::mathematics(resolved_tree({}));
@@ -110,9 +119,9 @@ bool check_mathematics(const Found& found, const Json& mathematics, bool force) 
 }
 
 Progress load_checkpoint(const Found& found, Model& model, Optimizer& optimizer) {
-  const Progress progress = progress_from(found.state, (found.dir / kState).string());
+  const Progress progress = progress_from(found.state, (found.dir / kTrainerState).string());
   load_weights(found.dir, model.parameters(), optimizer.masters().sink());
-  load_optimizer(found.dir / kOptimizer, model, optimizer);
+  load_optimizer(found.dir / kOptimizerState, model, optimizer);
   return progress;
 }
 

@@ -29,7 +29,8 @@ struct Found {
   fs::path dir;
   Json state;  // trainer_state.json
 };
-// The newest checkpoint that verifies and holds optimizer state; those passed over are named in the log.
+// The newest checkpoint that verifies and holds optimizer state; those passed over are named in the log. None where nothing was trained
+// yet; Error where something was but no checkpoint serves, so that no history is written over.
 std::optional<Found> find_checkpoint(const RunDir& dir);
 
 // Refuses (UsageError) a config whose mathematics differs from the checkpoint's, naming every key; with `force` it only says so.

@@ -16,11 +16,14 @@ namespace {
 constexpr std::int64_t kVersion = 1;
 constexpr double kMostSteps = 9e15;  // whole numbers beyond have gaps in a double
 
+constexpr const char* kResolved = "resolved.yaml";
+
 const schema::Names<Attend> kAttend = {{"row", Attend::row}, {"document", Attend::document}};
 const schema::Names<Save> kSave = {{"full", Save::full}, {"weights", Save::weights}};
 const schema::Names<Recompute> kRecompute = {
     {"none", Recompute::none}, {"norm", Recompute::norm}, {"swiglu", Recompute::swiglu}, {"block", Recompute::block}};
-const schema::Names<Resume> kResume = {{"never", Resume::never}, {"auto", Resume::auto_}, {"must", Resume::must}};
+const schema::Names<Resume> kResume = {
+    {"never", Resume::never}, {"auto", Resume::auto_}, {"must", Resume::must}, {"restart", Resume::restart}};
 
 // 20B, 1.5M, 300K, or a plain number.
 double read_count(const Json& j, const std::string& key) {
@@ -154,21 +157,24 @@ void explain_bare(const Json& tree) {
 
 // The checkpoint that model.init names is the base on which the model and norm sections stand.
 // Where it is gone and its run goes on, what that run made of it.
-void start_from(const Json& model, const fs::path& run, ModelSection& section) {
+void start_from(Json& model, const fs::path& run, ModelSection& section, Verify verify) {
   if (!model.is_object() || !model.contains("init") || !model["init"].is_string()) return;
   check_usage(!model.contains("preset"), "model.preset and model.init: a checkpoint brings its own shapes; give one of them");
-  const fs::path dir = model["init"].get<std::string>();
+  fs::path dir = model["init"].get<std::string>();
   std::error_code ignored;
-  if (!run.empty() && !fs::exists(dir, ignored) && fs::is_regular_file(run / "resolved.yaml", ignored)) {
-    Json own = read_yaml((run / "resolved.yaml").string());
+  const bool begun = !run.empty() && fs::is_regular_file(run / kResolved, ignored);
+  if (begun && !fs::exists(dir, ignored)) {
+    Json own = read_yaml((run / kResolved).string());
     if (own.is_object() && own.contains("model") && own["model"].is_object()) own["model"].erase("init");
     if (own.is_object() && own.contains("run") && own["run"].is_object()) own["run"].erase("resume");
     section.config = read_run_config(own).model.config;
     section.vocab_given = true;
     return;
   }
-  check_usage(fs::is_regular_file(dir / "config.json", ignored), "model.init: {} is not a checkpoint folder (no config.json there)",
-              dir.string());
+  check_usage(is_checkpoint(dir) || !checkpoint_steps(dir).empty(),
+              "model.init: {} is neither a checkpoint folder (config.json and weights) nor a run directory with checkpoints", dir.string());
+  dir = named_checkpoint(dir, begun ? Verify::no : verify);  // a run that goes on has weights of its own
+  model["init"] = dir.string();
   section.config = read_model_config(dir / "config.json");
   section.config.preset.clear();
   section.vocab_given = true;
@@ -233,7 +239,7 @@ static void fields(RunSection& c, V& v) {
   v.integer("seed", c.seed, "of the weights and of the order of the data", {.at_least = 0});
   number_or_auto(v, "threads", c.threads, "auto = all cores", {.at_least = 1, .at_most = 4096});
   v.choice("resume", c.resume, kResume,
-           "what to do with a directory that holds a run: refuse, go on if there is a checkpoint, or insist on one");
+           "what to do with a directory that holds a run: refuse, go on, insist on a run to go on with, or put it aside and start afresh");
 }
 
 template <class V>
@@ -256,13 +262,32 @@ Json config_tree(const std::string& file, const std::vector<std::string>& overri
   return tree;
 }
 
-RunConfig read_run_config(const Json& tree) {
+Json training_tree(const std::string& file, const std::vector<std::string>& overrides) {
+  std::error_code ignored;
+  check_usage(!fs::is_directory(file, ignored), "config {0} is a folder; run.dir={0} resume=auto goes on with the run that is there", file);
+  const Json words = config_tree(file, overrides);
+  const auto given = [&](const char* section, const char* key) {
+    const auto found = words.find(section);
+    return found != words.end() && found->is_object() && found->contains(key) ? &found->at(key) : nullptr;
+  };
+  const fs::path run = given("run", "dir") ? schema::Reader::as_text("run.dir", *given("run", "dir")) : RunSection().dir;
+  if (!file.empty() || given("data", "train") || !fs::is_regular_file(run / kResolved, ignored)) return words;
+  check_usage(given("run", "resume") && *given("run", "resume") != "never",
+              "{} already holds a run; resume=auto goes on with it, resume=restart puts it aside and trains it again", run.string());
+  check_usage(!given("model", "preset"), "model.preset cannot change in a run that goes on; {} says what it is made of",
+              (run / kResolved).string());
+  return config_tree((run / kResolved).string(), overrides);
+}
+
+RunConfig read_run_config(const Json& given, Verify verify) {
+  Json tree = given;
   explain_bare(tree);
   RunConfig c;
   const Json run = tree.value("run", Json::object());
-  const bool resuming = run.is_object() && run.value("resume", Json("never")) != "never";
+  const Json resume = run.is_object() ? run.value("resume", Json()) : Json();
+  const bool resuming = resume == "auto" || resume == "must";
   const auto dir = [&] { return run.contains("dir") ? schema::Reader::as_text("run.dir", run["dir"]) : c.run.dir; };
-  if (tree.contains("model")) start_from(tree["model"], resuming ? dir() : "", c.model);
+  if (tree.contains("model")) start_from(tree["model"], resuming ? dir() : "", c.model, verify);
   schema::read(c, tree);
   if (c.train.tokens > 0) {
     const double per_step = static_cast<double>(c.train.batch) * static_cast<double>(c.data.seq_len);

@@ -11,6 +11,7 @@
 #include "data/loader.h"
 #include "io/yaml.h"
 #include "model/activations.h"
+#include "model/checkpoint_files.h"
 #include "model/config_keys.h"
 
 namespace bhyt::train {
@@ -45,7 +46,9 @@ struct TrainSection {
   Recompute recompute = Recompute::none;
 };
 
-enum class Resume : std::uint8_t { never, auto_, must };
+enum class Resume : std::uint8_t { never, auto_, must, restart };
+// Whether a run that is there already is gone on with.
+constexpr bool goes_on(Resume r) { return r == Resume::auto_ || r == Resume::must; }
 
 struct RunSection {
   std::string dir = "runs/pretrain";
@@ -67,9 +70,14 @@ struct RunConfig {
 // CONFIG.yaml ("" = none) with key=value words on top.
 Json config_tree(const std::string& file, const std::vector<std::string>& overrides);
 
-// Reads and checks a tree: unknown keys, types, ranges, tokens → steps, p → κ. With model.init the checkpoint's config is the base.
+// The same for a command that trains. Words alone that name neither data nor a config mean the run that run.dir holds (resume=auto): its
+// own config is then the base.
+Json training_tree(const std::string& file, const std::vector<std::string>& overrides);
+
+// Reads and checks a tree: unknown keys, types, ranges, tokens → steps, p → κ. With model.init the checkpoint's config is the base, once
+// its files were found to be whole.
 // data.train may still be missing: not every command trains.
-RunConfig read_run_config(const Json& tree);
+RunConfig read_run_config(const Json& tree, Verify verify = Verify::yes);
 
 // Every key explicit, with the format version: what goes into resolved.yaml, and what read_run_config turns back into the same config.
 Json resolved_tree(const RunConfig& config);

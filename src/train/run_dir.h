@@ -6,35 +6,35 @@
 #include <string>
 #include <vector>
 
-#include "io/files.h"
+#include "io/checkpoint_folders.h"
 
 namespace bhyt::train {
 
 class RunDir {
  public:
-  explicit RunDir(fs::path path);  // makes it where it is missing, locks it, clears what a killed process left half-written
-  ~RunDir();
+  // Makes it where it is missing, locks it, clears what a killed process left half-written.
+  explicit RunDir(const fs::path& path);
+  ~RunDir();  // a folder that was empty or missing is so again, unless something was kept
   RunDir(const RunDir&) = delete;
   RunDir& operator=(const RunDir&) = delete;
 
   const fs::path& path() const { return path_; }
-  bool holds_run() const;                         // some process trained here before
-  std::vector<std::int64_t> checkpoints() const;  // their steps, newest first
-  fs::path checkpoint(std::int64_t step) const;
+  bool holds_run() const;                                                            // some process trained here before
+  std::vector<std::int64_t> checkpoints() const { return checkpoint_steps(path_); }  // newest first
+  fs::path checkpoint(std::int64_t step) const { return checkpoint_folder(path_, step); }
+  void keep() { kept_ = true; }  // what is in it outlives this object; a checkpoint does so anyway
+  fs::path set_aside();          // moves everything into a new folder earlier-N of it, which is returned
 
   // Calls fill on an empty folder beside, lists sizes and checksums in its manifest.json, syncs everything and renames.
   // When anything fails, nothing is left and what was there before is untouched.
   void write_checkpoint(std::int64_t step, const std::function<void(const fs::path&)>& fill);
   void remove_checkpoint(std::int64_t step);
-  // Takes one file out of a checkpoint, so that it still verifies.
-  void remove_from_checkpoint(std::int64_t step, const std::string& file);
 
  private:
-  fs::path path_;
+  void clear() const;
+  fs::path path_, made_;  // made_: the topmost folder that was made for it
+  bool kept_ = false;
   int lock_ = -1;
 };
-
-// "" when every file that manifest.json lists is there with its size and checksum, else what is wrong.
-std::string verify_checkpoint(const fs::path& dir);
 
 }  // namespace bhyt::train

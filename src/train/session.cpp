@@ -20,7 +20,7 @@ constexpr const char* kResolved = "resolved.yaml";
 void check_init(const RunConfig& config) {
   if (config.model.init.empty()) return;
   // A run that goes on has weights of its own.
-  if (config.run.resume != Resume::never && fs::exists(fs::path(config.run.dir) / kResolved)) return;
+  if (goes_on(config.run.resume) && fs::exists(fs::path(config.run.dir) / kResolved)) return;
   if (weight_mismatches(config.model.init, config.model.config).empty()) return;
   RunConfig stored = config;
   stored.model.config = read_model_config(fs::path(config.model.init) / "config.json");
@@ -41,13 +41,19 @@ RunData check_config(RunConfig& config) {
   return data;
 }
 
-void refuse_or_find(const RunConfig& config, const RunDir& dir, std::optional<Found>& found) {
+// What run.resume makes of the directory: refused, put aside, or the checkpoint to go on from. From here on messages go to its log, too.
+std::optional<Found> enter(RunSection& run, RunDir& dir) {
   const std::string path = dir.path().string();
-  check_usage(config.run.resume != Resume::never || !dir.holds_run(),
-              "{} already holds a run; resume=auto goes on with it, another run.dir starts a new one", path);
-  if (config.run.resume == Resume::never) return;
-  found = find_checkpoint(dir);
-  check_usage(found || config.run.resume != Resume::must, "resume=must, but {} holds no checkpoint that verifies", path);
+  check_usage(run.resume != Resume::never || !dir.holds_run(),
+              "{} already holds a run; resume=auto goes on with it, resume=restart puts it aside, another run.dir starts a new one", path);
+  const fs::path aside = run.resume == Resume::restart && dir.holds_run() ? dir.set_aside() : "";
+  log::open_file((dir.path() / "log.txt").string());
+  if (!aside.empty()) log::info("starting afresh; what {} held is in {}", path, aside.string());
+  std::optional<Found> found;
+  if (goes_on(run.resume)) found = find_checkpoint(dir);
+  check_usage(found || run.resume != Resume::must, "resume=must, but {} holds no checkpoint", path);
+  if (run.resume == Resume::restart) run.resume = Resume::never;  // once: resolved.yaml, given back, puts nothing aside
+  return found;
 }
 
 // What auto meant when the run began, so that a resumed run computes the same bits.
@@ -168,13 +174,11 @@ std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
   s.data = check_config(s.config);
   s.ctx = std::make_unique<Context>(s.config.device, static_cast<int>(s.config.run.threads));
 
-  std::optional<Found> found;
   s.dir = std::make_unique<RunDir>(s.config.run.dir);
-  refuse_or_find(s.config, *s.dir, found);
+  const std::optional<Found> found = enter(s.config.run, *s.dir);
   if (found) inherit_auto(s.config, *s.dir);
   s.config.run.device = name_of(s.config.device);
   if (!s.config.run.dtype) s.config.run.dtype = s.config.device.is_cuda() ? DType::bf16 : DType::f32;
-  log::open_file((s.dir->path() / "log.txt").string());
 
   pack_data(s.config.data, s.data, (s.dir->path() / "data").string());
   if (!s.data.tokenizer)
@@ -204,6 +208,7 @@ std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
                                                                         .mathematics = math,
                                                                         .rows_per_epoch = static_cast<double>(s.train->rows())});
   if (found) log::info("going on after step {} from {}", s.progress.step, found->dir.string());
+  s.dir->keep();
   return session;
 }
 

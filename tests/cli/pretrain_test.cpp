@@ -203,15 +203,25 @@ TEST(Pretrain, KilledAtObservedStepsItEndsWithTheSameBits) {
   const Words often = {"train.steps=120", "train.save_every=30", "train.log_every=1", "train.eval_every=25"};
   const Outcome straight = bhyt(place.run("a", often));
   ASSERT_EQ(straight.code, 0) << straight.err;
-  const Words again = place.run("b", often + Words{"resume=auto"});
+  Words again = place.run("b", often + Words{"resume=auto"});
   for (const std::int64_t step : {4, 33, 65, 96}) {
     Process process(again);
+    again.back() = "resume=auto";
     ASSERT_TRUE(process.read_until_step(step, 120)) << process.messages();
     process.send(SIGKILL);
     EXPECT_EQ(process.wait(), 128 + SIGKILL);
     EXPECT_EQ(newest_checkpoint(place.path / "b"), step / 30 * 30);
     EXPECT_GE(lost_steps(place.path / "b"), 3);
+    if (step > 30) continue;
+    // Nothing to go on from: what was trained is not written over, a word puts it aside.
+    const Outcome refused = bhyt(again);
+    EXPECT_EQ(refused.code, 1);
+    says(refused.err, "there are metrics of earlier steps, but no checkpoint");
+    says(read_text(place.path / "b" / "log.txt"), "there are metrics of earlier steps, but no checkpoint");
+    again.back() = "resume=restart";
   }
+  EXPECT_GE(metrics_of(place.path / "b" / "earlier-1").size(), 3u);
+  fs::remove_all(place.path / "b" / "earlier-1");
   const Outcome last = bhyt(again);
   EXPECT_EQ(last.code, 0) << last.err;
   says(last.err, "going on after step 90");
@@ -413,7 +423,7 @@ TEST(Pretrain, ConfigFilesOutcomesAndRefusals) {
 
   const Outcome second = bhyt({"pretrain", config, "threads=1"});
   EXPECT_EQ(second.code, 2);
-  says(second.err, "already holds a run; resume=auto goes on with it, another run.dir starts a new one");
+  says(second.err, "already holds a run; resume=auto goes on with it, resume=restart puts it aside, another run.dir starts a new one");
 
   const Outcome changed = bhyt({"pretrain", config, "resume=auto", "train.lr=2e-3"});
   EXPECT_EQ(changed.code, 2);

@@ -140,13 +140,14 @@ TEST(Config, ErrorsNameKeyValueAndWhatIsAllowed) {
   EXPECT_EQ(error_of({"data.train=[3]"}), "data.train[0] must be a path, or {path, weight}, got 3");
   EXPECT_EQ(error_of({"train.tokens=1e300"}).substr(0, 34), "train.tokens must come to at most ");
   EXPECT_EQ(error_of({"model.init=/nowhere"}, "run: {dir: 7, resume: auto}"),
-            "model.init: /nowhere is not a checkpoint folder (no config.json there)");
+            "model.init: /nowhere is neither a checkpoint folder (config.json and weights) nor a run directory with checkpoints");
   EXPECT_EQ(error_of({"model.init=/nowhere"}, "run: {dir: [7], resume: auto}"), "run.dir must be a text, got [7]");
   EXPECT_EQ(error_of({"dtype=fp16"}), "run.dtype must be fp32 or bf16, got fp16");
-  EXPECT_EQ(error_of({"resume=yes"}), "run.resume must be one of never, auto, must, got \"yes\"");
+  EXPECT_EQ(error_of({"resume=yes"}), "run.resume must be one of never, auto, must, restart, got \"yes\"");
   EXPECT_EQ(error_of({}, "version: 2"), "version must be 1, got 2");
   EXPECT_EQ(error_of({}, "train: 3"), "train must be a map of keys, got 3");
-  EXPECT_EQ(error_of({"model.init=/nowhere"}), "model.init: /nowhere is not a checkpoint folder (no config.json there)");
+  EXPECT_EQ(error_of({"model.init=/nowhere"}),
+            "model.init: /nowhere is neither a checkpoint folder (config.json and weights) nor a run directory with checkpoints");
   EXPECT_EQ(error_of({"model.preset=tinny"}).substr(0, 12), "model.preset");
   EXPECT_EQ(error_of({}, "train:\n  lr:"), "train.lr must be a number, got nothing");
 }

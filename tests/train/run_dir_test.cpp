@@ -68,7 +68,7 @@ TEST(RunDir, AFailedSaveLeavesNothingAndTouchesNothing) {
             fmt::format("could not save {}: no space left (earlier checkpoints are untouched)", dir.checkpoint(2).string()));
   EXPECT_NE(message_of([&] { dir.write_checkpoint(1, broken); }), "");
   EXPECT_EQ(std::distance(fs::directory_iterator(dir.path()), fs::directory_iterator()), 1);
-  EXPECT_EQ(verify_checkpoint(dir.checkpoint(1)), "");
+  EXPECT_EQ(verify_manifest(dir.checkpoint(1)), "");
 }
 
 TEST(RunDir, LeftoversAreCleared) {
@@ -88,34 +88,34 @@ TEST(RunDir, DamageIsSeenAndNamed) {
   const fs::path at = dir.checkpoint(3);
   const auto fresh = [&] { dir.write_checkpoint(3, fill); };
   fresh();
-  EXPECT_EQ(verify_checkpoint(at), "");
+  EXPECT_EQ(verify_manifest(at), "");
   cut_file(at / "a.bin", 999);
-  EXPECT_EQ(verify_checkpoint(at), "a.bin has 999 bytes instead of 1000");
+  EXPECT_EQ(verify_manifest(at), "a.bin has 999 bytes instead of 1000");
   fresh();
   std::string damaged(1000, 'a');
   damaged.back() = 'b';
   write_synced(at / "a.bin", damaged);
-  EXPECT_EQ(verify_checkpoint(at), "a.bin is damaged (its checksum differs)");
+  EXPECT_EQ(verify_manifest(at), "a.bin is damaged (its checksum differs)");
   fresh();
   fs::remove(at / "optimizer.bin");
-  EXPECT_EQ(verify_checkpoint(at), "optimizer.bin is missing");
+  EXPECT_EQ(verify_manifest(at), "optimizer.bin is missing");
   fresh();
   for (const char* text : {"", "{", "[]", "{\"files\": 3}", "{\"files\": {\"a.bin\": {}}}"}) {
     write_synced(at / "manifest.json", text);
-    EXPECT_EQ(verify_checkpoint(at), "manifest.json is damaged") << text;
+    EXPECT_EQ(verify_manifest(at), "manifest.json is damaged") << text;
   }
   fs::remove(at / "manifest.json");
-  EXPECT_EQ(verify_checkpoint(at), "it has no manifest.json");
+  EXPECT_EQ(verify_manifest(at), "it has no manifest.json");
 }
 
 TEST(RunDir, AFileCanLeaveACheckpoint) {
   const Folder tmp;
   RunDir dir(tmp.path / "run");
   dir.write_checkpoint(3, fill);
-  dir.remove_from_checkpoint(3, "optimizer.bin");
-  dir.remove_from_checkpoint(3, "optimizer.bin");
+  remove_listed(dir.checkpoint(3), "optimizer.bin");
+  remove_listed(dir.checkpoint(3), "optimizer.bin");
   EXPECT_FALSE(fs::exists(dir.checkpoint(3) / "optimizer.bin"));
-  EXPECT_EQ(verify_checkpoint(dir.checkpoint(3)), "");
+  EXPECT_EQ(verify_manifest(dir.checkpoint(3)), "");
 }
 
 // Whole runs that go on; tests/cli kills the program itself.
@@ -143,7 +143,7 @@ TEST(Resume, AfterACrashGivesTheSameBits) {
     const Folder tmp;
     train(small_run(tmp, "a") + words);
     const Words b = small_run(tmp, "b") + words + Words{"resume=auto"};
-    EXPECT_THROW(train(b, crash_before(2)), Killed);   // before any checkpoint: starts afresh
+    EXPECT_THROW(train(b, crash_before(1)), Killed);   // before anything was trained: starts afresh
     EXPECT_THROW(train(b, crash_before(7)), Killed);   // after checkpoint-4
     EXPECT_THROW(train(b, crash_before(12)), Killed);  // after checkpoint-8
     EXPECT_EQ(train(b).step, 12);
@@ -162,7 +162,7 @@ TEST(Resume, AfterAnInterruptGivesTheSameBits) {
                                 }});
       EXPECT_EQ(out.signal, at == 5 ? SIGTERM : SIGINT);
       EXPECT_EQ(out.step, at);
-      EXPECT_EQ(verify_checkpoint(tmp.path / "b" / fmt::format("checkpoint-{}", at)), "");
+      EXPECT_EQ(verify_manifest(tmp.path / "b" / fmt::format("checkpoint-{}", at)), "");
     }
     EXPECT_EQ(train(b).signal, 0);
     expect_same_runs(tmp.path / "a", tmp.path / "b");
@@ -187,8 +187,69 @@ TEST(Resume, WeightsAloneAreNotResumed) {
   const Words a = small_run(tmp, "a") + Words{"train.save=weights"};
   train(a);
   cut_file(tmp.path / "a" / "checkpoint-12" / "model.safetensors", 100);
-  says(error_of(a + Words{"resume=auto"}), "cannot be resumed: no checkpoint there has its optimizer state");
-  EXPECT_EQ(verify_checkpoint(tmp.path / "a" / "checkpoint-8"), "");
+  says(error_of(a + Words{"resume=auto"}), "checkpoint-8: it holds weights only");
+  EXPECT_EQ(verify_manifest(tmp.path / "a" / "checkpoint-8"), "");
+}
+
+std::string everything_in(const fs::path& dir) {
+  std::string all;
+  std::vector<fs::path> files;
+  for (const auto& e : fs::recursive_directory_iterator(dir))
+    if (e.is_regular_file()) files.push_back(e.path());
+  std::sort(files.begin(), files.end());
+  for (const fs::path& f : files)
+    if (f.filename() != "log.txt") all += fs::relative(f, dir).string() + "\n" + read_text(f);
+  return all;
+}
+
+TEST(Resume, NeverWritesOverAHistory) {
+  const Folder tmp;
+  const Words a = small_run(tmp, "a") + Words{"train.keep=1"};
+  const fs::path run = tmp.path / "a";
+  EXPECT_THROW(train(a, crash_before(3)), Killed);
+  const std::string cut_short = everything_in(run);
+  says(error_of(a + Words{"resume=auto"}), "there are metrics of earlier steps, but no checkpoint");
+  EXPECT_EQ(everything_in(run), cut_short);
+
+  train(a + Words{"resume=restart"});
+  EXPECT_EQ(everything_in(run / "earlier-1"), cut_short);
+  cut_file(run / "checkpoint-12" / "model.safetensors", 100);
+  const std::string damaged = everything_in(run);
+  for (const char* resume : {"resume=auto", "resume=must"})
+    says(error_of(a + Words{resume}), "checkpoint-12: model.safetensors has 100 bytes instead of");
+  EXPECT_EQ(everything_in(run), damaged);
+  says(read_text(run / "log.txt"), "passing over " + (run / "checkpoint-12").string());
+
+  EXPECT_EQ(train(a + Words{"resume=restart"}).step, 12);
+  EXPECT_EQ(everything_in(run / "earlier-1"), cut_short);
+  EXPECT_EQ(metrics_of(run / "earlier-2").back()["step"], 12);
+  says(read_text(run / "resolved.yaml"), "resume: never");  // given back, it must not put this run aside too
+  EXPECT_EQ(train(a + Words{"resume=auto"}).step, 12);
+}
+
+TEST(RunDir, AFailedStartLeavesWhatWasThere) {
+  const Folder tmp;
+  const fs::path deep = tmp.path / "new" / "deeper" / "run";
+  {
+    const RunDir dir(deep);
+    write_synced(deep / "log.txt", "x");
+  }
+  EXPECT_FALSE(fs::exists(tmp.path / "new"));
+  fs::create_directories(tmp.path / "new" / "empty");
+  {
+    const RunDir dir(tmp.path / "new" / "empty");
+    write_synced(dir.path() / "log.txt", "x");
+  }
+  EXPECT_TRUE(fs::is_empty(tmp.path / "new" / "empty"));
+  write_synced(tmp.path / "new" / "mine", "x");
+  for (const char* name : {"new", "kept"}) {
+    RunDir dir(tmp.path / name);
+    write_synced(dir.path() / "log.txt", "x");
+    if (std::string(name) == "kept") dir.keep();
+  }
+  EXPECT_TRUE(fs::exists(tmp.path / "new" / "mine"));
+  EXPECT_TRUE(fs::exists(tmp.path / "new" / "log.txt"));
+  EXPECT_TRUE(fs::exists(tmp.path / "kept" / "log.txt"));
 }
 
 // Killed between the last save and what follows it: the next call finishes that.
@@ -203,7 +264,7 @@ TEST(Resume, AFinishedRunIsTidied) {
   // The checkpoint that the run resumed from stays, whatever damaged one has a higher number.
   cut_file(tmp.path / "a" / "checkpoint-12" / "model.safetensors", 100);
   train(a + Words{"resume=auto", "train.steps=8", "train.keep=1"});
-  EXPECT_EQ(verify_checkpoint(tmp.path / "a" / "checkpoint-8"), "");
+  EXPECT_EQ(verify_manifest(tmp.path / "a" / "checkpoint-8"), "");
 }
 
 TEST(Resume, WhatMayChangeAndWhatMayNot) {
@@ -270,8 +331,9 @@ TEST(Resume, AnotherMethodHasItsOwnConstants) {
 TEST(Resume, MustAndNever) {
   const Folder tmp;
   const Words a = small_run(tmp, "a");
-  says(error_of(a + Words{"resume=must"}), "holds no checkpoint that verifies");
-  EXPECT_THROW(train(a, crash_before(3)), Killed);
+  says(error_of(a + Words{"resume=must"}), "holds no checkpoint");
+  EXPECT_FALSE(fs::exists(tmp.path / "a"));  // a start that fails leaves no directory behind
+  EXPECT_THROW(train(a, crash_before(5)), Killed);
   says(error_of(a), "already holds a run");
   EXPECT_EQ(train(a + Words{"resume=auto"}).step, 12);
   EXPECT_EQ(train(a + Words{"resume=must"}).step, 12);

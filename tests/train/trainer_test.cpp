@@ -132,7 +132,7 @@ TEST(Trainer, KeepsTheNewest) {
   train(small_run(tmp, "b") + Words{"train.save_every=2", "train.keep=3", "train.save=weights"});
   for (const char* step : {"8", "10", "12"}) {
     const fs::path at = tmp.path / "b" / (std::string("checkpoint-") + step);
-    EXPECT_EQ(verify_checkpoint(at), "");
+    EXPECT_EQ(verify_manifest(at), "");
     EXPECT_EQ(fs::exists(at / "optimizer.safetensors"), std::string(step) == "12") << step;
   }
   train(small_run(tmp, "c") + Words{"train.save_every=0"});
@@ -200,7 +200,7 @@ TEST_P(Skipping, TooManyInARowStopTheRun) {
   const Words a = run("a") + Words{"train.max_skipped=3"};
   const std::string message = error_of(a, poison(6, 100));
   says(message, "stopped at step 8: 3 steps in a row were skipped, the loss is nan");
-  EXPECT_EQ(verify_checkpoint(tmp.path / "a" / "checkpoint-4"), "");
+  EXPECT_EQ(verify_manifest(tmp.path / "a" / "checkpoint-4"), "");
   EXPECT_FALSE(fs::exists(tmp.path / "a" / "checkpoint-8"));
   EXPECT_EQ(train(a + Words{"resume=auto"}).step, 12);  // the last good one is good
   train(run("b") + Words{"train.max_skipped=3"});
@@ -213,7 +213,7 @@ TEST_P(Skipping, WeightsThatAreNotFiniteAreNotSaved) {
   train(a);
   const Words ruin = {"train.steps=12", "train.lr=1e39", "train.warmup_ratio=0", "train.save_every=1", "train.keep=1", "resume=auto"};
   says(error_of(a + ruin, {.force = true}), "holds values that are not finite");
-  EXPECT_EQ(verify_checkpoint(tmp.path / "a" / "checkpoint-4"), "");
+  EXPECT_EQ(verify_manifest(tmp.path / "a" / "checkpoint-4"), "");
   EXPECT_FALSE(fs::exists(tmp.path / "a" / "checkpoint-5"));
 }
 
@@ -369,7 +369,7 @@ TEST(Init, StartsFromACheckpoint) {
   more["train"]["steps"] = 2;
   EXPECT_EQ(Trainer(read_run_config(more), {}).run().step, 2);
   EXPECT_EQ(train(b + Words{"resume=auto", "train.steps=3"}).step, 3);  // by the words that began it
-  says(error_of(b + Words{"resume=auto", "run.dir=" + tmp / "e"}), "is not a checkpoint folder");
+  says(error_of(b + Words{"resume=auto", "run.dir=" + tmp / "e"}), "is neither a checkpoint folder");
   EXPECT_FALSE(fs::exists(tmp / "e"));
   fs::rename(tmp / "moved", checkpoint);
   EXPECT_EQ(Trainer(config_of(b + Words{"norm.seq_len=16", "run.dir=" + tmp / "c"}), {}).config().model.config.norm.seq_len, 16);

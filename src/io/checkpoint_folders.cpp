@@ -1,0 +1,82 @@
+#include "io/checkpoint_folders.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "io/hash.h"
+
+namespace bhyt {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::string_view kPrefix = "checkpoint-";
+
+std::string checksum(const fs::path& file) { return fmt::format("{:016x}", hash_file(file)); }
+
+bool is_manifest(const Json& j) { return j.is_object() && j.contains("files") && j["files"].is_object(); }
+
+}  // namespace
+
+std::vector<std::int64_t> checkpoint_steps(const fs::path& run) {
+  std::vector<std::int64_t> steps;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(run, ignored)) {
+    const std::string name = entry.path().filename().string();
+    std::int64_t step = 0;
+    const char* end = name.data() + name.size();
+    if (!name.starts_with(kPrefix) || !entry.is_directory(ignored)) continue;
+    const auto [stop, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
+    if (error == std::errc() && stop == end && step >= 0) steps.push_back(step);
+  }
+  std::sort(steps.rbegin(), steps.rend());
+  return steps;
+}
+
+fs::path checkpoint_folder(const fs::path& run, std::int64_t step) { return run / fmt::format("{}{}", kPrefix, step); }
+
+void write_manifest(const fs::path& dir) {
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(dir))
+    if (entry.is_regular_file() && entry.path().filename() != kManifest) files.push_back(entry.path());
+  std::sort(files.begin(), files.end());
+  Json list = Json::object();
+  for (const fs::path& file : files) {
+    sync_to_disk(file);
+    list[file.filename().string()] = {{"bytes", fs::file_size(file)}, {"xxh64", checksum(file)}};
+  }
+  write_synced(dir / kManifest, Json{{"version", 1}, {"files", list}}.dump(2) + "\n");
+  sync_to_disk(dir);
+}
+
+void remove_listed(const fs::path& dir, const std::string& file) {
+  if (!fs::exists(dir / file)) return;
+  Json manifest = Json::parse(read_text(dir / kManifest), nullptr, false);
+  if (!is_manifest(manifest)) return;  // damaged: left as it is
+  manifest["files"].erase(file);
+  replace_synced(dir / kManifest, manifest.dump(2) + "\n");  // first, so that it verifies at every moment
+  fs::remove(dir / file);
+}
+
+std::string verify_manifest(const fs::path& dir, const std::function<bool(const std::string&)>& which) {
+  if (!fs::is_regular_file(dir / kManifest)) return "it has no manifest.json";
+  const Json manifest = Json::parse(read_text(dir / kManifest), nullptr, false);
+  if (!is_manifest(manifest)) return "manifest.json is damaged";
+  for (const auto& [name, entry] : manifest["files"].items()) {
+    if (!entry.is_object() || !entry.contains("bytes") || !entry.contains("xxh64")) return "manifest.json is damaged";
+    if (which && !which(name)) continue;
+    const fs::path file = dir / fs::path(name).filename();
+    if (!fs::is_regular_file(file)) return fmt::format("{} is missing", name);
+    if (fs::file_size(file) != entry["bytes"])
+      return fmt::format("{} has {} bytes instead of {}", name, fs::file_size(file), entry["bytes"].dump());
+    if (entry["xxh64"] != Json(checksum(file))) return fmt::format("{} is damaged (its checksum differs)", name);
+  }
+  return "";
+}
+
+}  // namespace bhyt

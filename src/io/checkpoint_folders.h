@@ -1,0 +1,28 @@
+// The checkpoint-N folders of a run directory, and the manifest.json that tells whether the files of one are as they were saved.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "io/files.h"
+
+namespace bhyt {
+
+std::vector<std::int64_t> checkpoint_steps(const fs::path& run);  // newest first; none where there is no such folder
+fs::path checkpoint_folder(const fs::path& run, std::int64_t step);
+
+// Files of a checkpoint beside those of the model.
+constexpr const char* kManifest = "manifest.json";
+constexpr const char* kTrainerState = "trainer_state.json";
+constexpr const char* kOptimizerState = "optimizer.safetensors";
+
+// Lists every file of the folder with its size and checksum, synced.
+void write_manifest(const fs::path& dir);
+// Takes one file out of a checkpoint, so that it still verifies.
+void remove_listed(const fs::path& dir, const std::string& file);
+// "" when every file that manifest.json lists (and `which` asks for) is there with its size and checksum, else what is wrong.
+std::string verify_manifest(const fs::path& dir, const std::function<bool(const std::string& file)>& which = {});
+
+}  // namespace bhyt

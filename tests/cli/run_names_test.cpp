@@ -1,0 +1,148 @@
+// A run directory where a checkpoint is asked for, and checkpoints whose files are not as they were saved.
+#include <nlohmann/json.hpp>
+
+#include "tests/cli/program.h"
+
+namespace bhyt::test {
+namespace {
+
+using Json = nlohmann::json;
+using Words = std::vector<std::string>;
+
+// A run of twelve steps with three checkpoints, trained once.
+class RunNames : public ::testing::Test {
+ public:
+  static void SetUpTestSuite() {
+    folder_ = new TempFolder;
+    std::ofstream out(folder_->path / "text.txt");
+    for (int i = 0; i < 400; ++i) out << i << " sheep jump over " << i % 13 << " fences\n";
+    out.close();
+    setenv("BHYT_CACHE", at("cache").c_str(), 1);
+    const Outcome trained = bhyt({"pretrain", "model.d=16", "model.layers=2", "model.heads=2", "model.mlp=24", "data.seq_len=16",
+                                  "train.batch=2", "train.steps=12", "train.save_every=4", "threads=1", "device=cpu",
+                                  "data.train=" + at("text.txt"), "run.dir=" + at("trained"), "--quiet"});
+    ASSERT_EQ(trained.code, 0) << trained.err;
+  }
+  static void TearDownTestSuite() {
+    unsetenv("BHYT_CACHE");
+    delete folder_;
+    folder_ = nullptr;
+  }
+
+ protected:
+  void SetUp() override {
+    fs::remove_all(at("run"));
+    fs::copy(at("trained"), at("run"), fs::copy_options::recursive);
+  }
+  static std::string at(const std::string& name) { return (folder_->path / name).string(); }
+  static void damage(const std::string& file) {
+    std::fstream f(at(file), std::ios::binary | std::ios::in | std::ios::out);
+    f.seekp(-1, std::ios::end);
+    f.put('\x3e');
+  }
+  // What reads a checkpoint, each given `model`.
+  static std::vector<Words> readers(const std::string& model) {
+    return {{"generate", "--model", model, "--prompt", "1", "--max-tokens", "1", "device=cpu"},
+            {"convert", model, "--out", at("converted")},
+            {"forward", "--model", model, "--tokens", at("tokens.safetensors"), "--out", at("out.safetensors")},
+            {"pretrain", "model.init=" + model, "data.train=" + at("text.txt"), "data.seq_len=16", "train.batch=2", "train.steps=1",
+             "device=cpu", "run.dir=" + at("other")}};
+  }
+  static void write_tokens() {
+    const std::string header = R"({"tokens":{"dtype":"I64","shape":[1,3],"data_offsets":[0,24]}})";
+    const std::uint64_t length = header.size();
+    const std::int64_t ids[3] = {1, 2, 3};
+    std::ofstream out(at("tokens.safetensors"), std::ios::binary);
+    out.write(reinterpret_cast<const char*>(&length), 8) << header;
+    out.write(reinterpret_cast<const char*>(ids), sizeof ids);
+  }
+  static void clear_outputs() {
+    fs::remove_all(at("converted"));
+    fs::remove_all(at("other"));
+  }
+
+ private:
+  static inline TempFolder* folder_ = nullptr;
+};
+
+TEST_F(RunNames, StandForTheirNewestGoodCheckpoint) {
+  write_tokens();
+  for (const bool damaged : {false, true}) {
+    if (damaged) damage("run/checkpoint-12/model.safetensors");
+    const std::string which = damaged ? "checkpoint-8" : "checkpoint-12";
+    for (const Words& words : readers(at("run"))) {
+      clear_outputs();
+      const Outcome out = bhyt(words);
+      EXPECT_EQ(out.code, 0) << words[0] << ": " << out.err;
+      EXPECT_NE(out.err.find("taking its newest checkpoint, " + which), std::string::npos) << words[0] << ": " << out.err;
+    }
+    EXPECT_NE(read_text(at("other/resolved.yaml")).find("init: " + at("run/" + which)), std::string::npos);
+  }
+  fs::create_directory_symlink("checkpoint-4", at("run/best"));
+  const Outcome best = bhyt(readers(at("run"))[0]);
+  EXPECT_EQ(best.code, 0) << best.err;
+  EXPECT_NE(best.err.find("taking its best checkpoint, checkpoint-4"), std::string::npos) << best.err;
+}
+
+TEST_F(RunNames, ADamagedCheckpointIsRefusedByAllThatRead) {
+  write_tokens();
+  damage("run/checkpoint-12/model.safetensors");
+  for (Words words : readers(at("run/checkpoint-12"))) {
+    clear_outputs();
+    const Outcome out = bhyt(words);
+    EXPECT_EQ(out.code, 1) << words[0];
+    EXPECT_NE(out.err.find("model.safetensors is damaged"), std::string::npos) << words[0] << ": " << out.err;
+    EXPECT_FALSE(fs::exists(at("converted")) || fs::exists(at("other")));
+    words.emplace_back("--no-verify");
+    const Outcome all_the_same = bhyt(words);
+    EXPECT_EQ(all_the_same.code, 0) << words[0] << ": " << all_the_same.err;
+  }
+  // The optimizer's state is not what a model is read from.
+  damage("run/checkpoint-8/optimizer.safetensors");
+  EXPECT_EQ(bhyt(readers(at("run/checkpoint-8"))[0]).code, 0);
+}
+
+TEST_F(RunNames, InfoVerifiesEveryCheckpoint) {
+  EXPECT_EQ(bhyt({"info", at("run"), "--verify"}).code, 0);
+  damage("run/checkpoint-4/model.safetensors");
+  fs::remove(at("run/checkpoint-8/optimizer.safetensors"));
+  fs::remove(at("run/checkpoint-12/config.json"));
+  EXPECT_EQ(bhyt({"info", at("run")}).code, 0);
+  const Outcome out = bhyt({"info", at("run"), "--verify", "--json"});
+  EXPECT_EQ(out.code, 1);
+  const std::string problems = Json::parse(out.out)["integrity"].dump();
+  for (const char* what :
+       {"checkpoint-4: model.safetensors is damaged", "checkpoint-8: optimizer.safetensors is missing", "checkpoint-12: "})
+    EXPECT_NE(problems.find(what), std::string::npos) << what << " in " << problems;
+}
+
+TEST_F(RunNames, ARunGoesOnByItsOwnConfig) {
+  const auto pretrain = [](Words words) {
+    words.insert(words.begin(), "pretrain");
+    return bhyt(words);
+  };
+  const std::string run = "run.dir=" + at("run");
+  fs::remove_all(at("run/checkpoint-12"));
+  const Outcome on = pretrain({run, "resume=auto"});
+  EXPECT_EQ(on.code, 0) << on.err;
+  EXPECT_NE(on.err.find("going on after step 8"), std::string::npos) << on.err;
+  EXPECT_EQ(read_text(at("run/checkpoint-12/model.safetensors")), read_text(at("trained/checkpoint-12/model.safetensors")));
+  const Outcome longer = pretrain({run, "resume=auto", "train.steps=13"});
+  EXPECT_EQ(longer.code, 0) << longer.err;
+  EXPECT_TRUE(fs::exists(at("run/checkpoint-13")));
+
+  for (const auto& [words, message] :
+       std::vector<std::pair<Words, std::string>>{{{run}, "already holds a run; resume=auto goes on with it"},
+                                                  {{run, "resume=auto", "model.preset=tiny"}, "model.preset cannot change"},
+                                                  {{run, "resume=auto", "model.d=32"}, "model.d was 16, now is 32"},
+                                                  {{at("run")}, "is a folder; run.dir=" + at("run") + " resume=auto goes on"},
+                                                  {{"run.dir=" + at("nothing"), "resume=auto"}, "data.train must name what to train on"}}) {
+    const Outcome out = pretrain(words);
+    EXPECT_EQ(out.code, 2) << out.err;
+    EXPECT_NE(out.err.find(message), std::string::npos) << message << " in " << out.err;
+  }
+  EXPECT_FALSE(fs::exists(at("nothing")));
+}
+
+}  // namespace
+}  // namespace bhyt::test
