@@ -161,8 +161,12 @@ int run(int argc, char** argv) {
     code = report_error(e.what(), 2);
   } catch (const std::bad_alloc&) {
     code = report_error("out of memory; a smaller train.micro_batch, data.seq_len or model needs less", 1);
-  } catch (const std::exception& e) {
+  } catch (const Error& e) {
     code = report_error(e.what(), 1);
+  } catch (const std::filesystem::filesystem_error& e) {
+    code = report_error(fmt::format("{}: {}", e.path2().empty() ? e.path1().string() : e.path2().string(), e.code().message()), 1);
+  } catch (const std::exception& e) {
+    code = report_error(fmt::format("a mistake in the program: {}. Please report it with the command that led here", e.what()), 1);
   }
   // A full disk behind stdout must not look like success.
   if (std::fflush(stdout) != 0 && code == 0) code = report_error("could not write to stdout", 1);

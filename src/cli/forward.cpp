@@ -104,10 +104,10 @@ void run_forward(const std::filesystem::path& dir, const std::string& tokens, co
   pass.forward(batch);
   tensors.push_back(logits_of(ctx, pass, sample, model->config().vocab));
 
-  const std::string to = output_path(out), beside = to + ".partial";
+  const std::string beside = out + ".partial";
   try {
     write_safetensors(beside, std::move(tensors));
-    std::filesystem::rename(beside, to);
+    std::filesystem::rename(beside, out);
   } catch (...) {
     std::error_code ignored;
     std::filesystem::remove(beside, ignored);
@@ -130,7 +130,9 @@ int cmd_forward(const Args& args) {
   app.add_option("key=value", words, "device=cpu|cuda[:N] (cpu), dtype=fp32|bf16 (fp32), threads=N");
   parse(app, args);
   const Placement where = take_placement(words);
-  run_forward(model.find(), tokens, out, grads, where);
+  const std::filesystem::path to = output_path(out);  // before the work
+  if (to.has_parent_path()) std::filesystem::create_directories(to.parent_path());
+  run_forward(model.find(), tokens, to.string(), grads, where);
   return 0;
 }
 

@@ -40,6 +40,10 @@ std::string output_path(const std::string& path) {
   std::error_code ec;
   check(!fs::is_directory(path, ec), "cannot write {}: it is a directory", path);
   check(!fs::exists(path, ec) || fs::is_regular_file(path, ec), "cannot write {}: it is not a regular file", path);
+  fs::path above = fs::absolute(path, ec).parent_path();
+  while (!fs::exists(above, ec) && above.has_relative_path()) above = above.parent_path();
+  check(fs::is_directory(above, ec), "cannot write {}: {} is not a folder", path, above.string());
+  check(::access(above.c_str(), W_OK | X_OK) == 0, "cannot write {}: {}", path, std::strerror(errno));
   fs::path real = path;
   for (int links = 0; fs::is_symlink(real, ec); ++links) {
     check(links < 40, "cannot write {}: it is a link that leads nowhere", path);

@@ -15,6 +15,13 @@ constexpr std::int64_t kPromptPiece = 256;  // bounds the activations of a long 
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
+// Says it once, when the last `fresh` of `n` tokens are the first beyond the length that the model was trained at.
+void warn_if_beyond(const ModelConfig& config, std::int64_t n, std::int64_t fresh) {
+  const std::int64_t trained = trained_length(config);
+  if (n > trained && n - fresh <= trained)
+    log::warning("the text is now {} tokens long, the model was trained at {}: what follows may be worse", n, trained);
+}
+
 // Bytes of the sequence that a lead byte opens; 1 for whatever cannot open one.
 std::size_t sequence_length(unsigned char lead) {
   return lead >= 0xF0 && lead < 0xF5 ? 4 : lead >= 0xE0 && lead < 0xF0 ? 3 : lead >= 0xC2 && lead < 0xE0 ? 2 : 1;
@@ -34,8 +41,7 @@ Generated generate(Context& ctx, const Model& model, const std::vector<std::int3
   if (options.max_tokens == 0) return out;
   Sampler sampler(options.sampler);
   const auto length = static_cast<std::int64_t>(prompt.size());
-  if (length > model.config().max_positions)
-    log::warning("the prompt has {} tokens, the model is meant for {} at most", length, model.config().max_positions);
+  warn_if_beyond(model.config(), length, length);
   KvCache cache(ctx, model, 1, length + options.max_tokens);
   DecodePass pass(ctx, model, cache, std::min(kPromptPiece, length));
   std::vector<float> logits(static_cast<std::size_t>(vocab));
@@ -56,6 +62,7 @@ Generated generate(Context& ctx, const Model& model, const std::vector<std::int3
       break;
     }
     out.ids.push_back(id);
+    warn_if_beyond(model.config(), length + static_cast<std::int64_t>(out.ids.size()), 1);
     if ((emit && !emit(id)) || static_cast<std::int64_t>(out.ids.size()) == options.max_tokens) break;
     decode({&id, 1});
   }

@@ -38,6 +38,9 @@ std::vector<std::string> preset_names();
 // Every shape positive, heads divisible by kv_heads, head_dim even, …; UsageError with the config key.
 void validate(const ModelConfig& c);
 
+// The length of the rows that the model was trained on where that is known, else the longest it is meant for.
+inline std::int64_t trained_length(const ModelConfig& c) { return c.norm.seq_len > 0 ? c.norm.seq_len : c.max_positions; }
+
 // Training FLOPs per token: 6 per matrix weight (LM head included, embedding look-up not) + causal attention.
 double flops_per_token(const ModelConfig& c, std::int64_t seq);
 
