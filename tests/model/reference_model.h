@@ -1,5 +1,7 @@
-// The whole model in double, as naively as it can be written: every loop spelled out, every statistic recomputed. The oracle of model_test.
+// The whole model, as naively as it can be written: every loop spelled out, every statistic recomputed. The oracle of model_test.
 // It reads the method table and the config's options itself, not plan_norms, so that a mistake there shows.
+// In double, or in numbers that bring their own dot, rounded, value_of and the functions used below (tape.h). rounded() stands where a
+// bf16 program stores a tensor, once for each: what an operation computes inside (statistics, sums, the softmax) it computes in fp32.
 #pragma once
 
 #include <cmath>
@@ -12,18 +14,32 @@
 
 namespace bhyt::testing {
 
-using NamedValues = std::map<std::string, std::vector<double>>;  // by Hugging Face name
+template <class T>
+using NamedValuesOf = std::map<std::string, std::vector<T>>;  // by Hugging Face name
+using NamedValues = NamedValuesOf<double>;
 
-class ReferenceModel {
+// Beside those that another number brings.
+using std::erf, std::exp, std::fabs, std::log, std::max, std::sqrt, std::tanh;
+inline double dot(const double* a, const double* b, std::size_t n) {
+  double sum = 0;
+  for (std::size_t i = 0; i < n; ++i) sum += a[i] * b[i];
+  return sum;
+}
+inline double rounded(double x) { return x; }
+inline double value_of(double x) { return x; }
+
+template <class T>
+class ReferenceModelOf {
  public:
-  using Row = std::vector<double>;
+  using Row = std::vector<T>;
   using Rows = std::vector<Row>;
+  using Weights = NamedValuesOf<T>;
   // What a forward came by, token after token, by layer from 0.
   struct Trace {
     std::map<std::int64_t, Rows> z1, after_attention, block_output;
   };
 
-  ReferenceModel(const ModelConfig& c, std::vector<double> c_attn) : c_(c), c_attn_(std::move(c_attn)) {}
+  ReferenceModelOf(const ModelConfig& c, std::vector<double> c_attn) : c_(c), c_attn_(std::move(c_attn)) {}
 
   // What is held constant while weights are varied: λ and γ inside C, and rms(x')² in the auxiliary loss.
   void freeze(const NamedValues& w) { frozen_ = w; }
@@ -31,8 +47,9 @@ class ReferenceModel {
   void record(Trace* trace) { trace_ = trace; }
 
   // Mean next-token loss, plus the auxiliary loss. tokens: T+1 per row.
-  double loss(const NamedValues& w, const std::vector<std::vector<int>>& rows) {
-    double nll = 0, aux = 0, scored = 0;
+  T loss(const Weights& w, const std::vector<std::vector<int>>& rows) {
+    T nll = 0, aux = 0;
+    double scored = 0;
     std::size_t seen = 0;
     for (const auto& row : rows) {
       const std::size_t t = row.size() - 1;
@@ -40,16 +57,16 @@ class ReferenceModel {
       for (std::int64_t l = 0; l < c_.layers; ++l) aux += block(w, x, l, seen);
       for (std::size_t i = 0; i < t; ++i) {
         const auto logits = head(w, apply(last_site(), w, "model.norm", x[i], 0));
-        double top = logits[0], sum = 0;
-        for (double v : logits) top = std::max(top, v);
-        for (double v : logits) sum += std::exp(v - top);
-        nll += top + std::log(sum) - logits[static_cast<std::size_t>(row[i + 1])];
+        T top = logits[0], sum = 0;
+        for (const T& v : logits) top = max(top, v);
+        for (const T& v : logits) sum += exp(v - top);
+        nll += top + log(sum) - logits[static_cast<std::size_t>(row[i + 1])];
       }
       scored += static_cast<double>(t);
     }
     int approximated = 0;
     for (std::int64_t l = 1; l <= c_.layers; ++l) approximated += second_stat(l) == SiteStat::approximate;
-    return nll / scored + (approximated ? c_.norm.aux_loss * aux / (scored * approximated) : 0);
+    return nll / scored + (approximated ? c_.norm.aux_loss * aux / (scored * approximated) : T(0));
   }
 
  private:
@@ -94,75 +111,76 @@ class ReferenceModel {
     return plain_site();
   }
 
-  static double get(const NamedValues& w, const std::string& name, double otherwise) {
+  template <class U>
+  static U get(const NamedValuesOf<U>& w, const std::string& name, double otherwise) {
     const auto it = w.find(name);
-    return it == w.end() ? otherwise : it->second[0];
+    return it == w.end() ? U(otherwise) : it->second[0];
   }
-  static Row product(const std::vector<double>& m, const Row& x) {  // m [out,in]
+  static Row product(const Row& m, const Row& x) {  // m [out,in]
     Row y(m.size() / x.size());
-    for (std::size_t i = 0; i < y.size(); ++i)
-      for (std::size_t j = 0; j < x.size(); ++j) y[i] += m[i * x.size() + j] * x[j];
+    for (std::size_t i = 0; i < y.size(); ++i) y[i] = rounded(dot(&m[i * x.size()], x.data(), x.size()));
     return y;
   }
-  static double mean_square(const Row& x) {
-    double s = 0;
-    for (double v : x) s += v * v;
-    return s / static_cast<double>(x.size());
+  template <class U>
+  static U mean_square(const std::vector<U>& x) {
+    return dot(x.data(), x.data(), x.size()) / static_cast<double>(x.size());
   }
 
-  static double map_value(Map map, double u) { return map == Map::tanh ? std::tanh(u) : map == Map::erf ? std::erf(u) : u; }
+  static T map_value(Map map, const T& u) { return map == Map::tanh ? tanh(u) : map == Map::erf ? erf(u) : u; }
 
-  Row apply(const Site& p, const NamedValues& w, const std::string& name, const Row& x, double given) const {
-    const double n = static_cast<double>(x.size()), ms = mean_square(x);
-    double mean = 0, var = 0, dot = 0;
-    for (double v : x) mean += v / n;
-    for (double v : x) var += (v - mean) * (v - mean) / n;
+  Row apply(const Site& p, const Weights& w, const std::string& name, const Row& x, const T& given) const {
+    const double n = static_cast<double>(x.size());
+    const T ms = mean_square(x);
+    T mean = 0, var = 0, gate = 0;
+    for (const T& v : x) mean += v / n;
+    for (const T& v : x) var += (v - mean) * (v - mean) / n;
     const bool gated = w.contains(name + ".gate");
-    if (gated)
-      for (std::size_t j = 0; j < x.size(); ++j) dot += x[j] * w.at(name + ".direction")[j];
-    const double k = p.inside * get(w, name + ".lam", 1) * get(w, name + ".alpha", 1), eps = p.eps;
-    double a = k, centre = 0;
-    if (p.stat == SiteStat::rms) a = k / std::sqrt(ms + eps);
+    if (gated) gate = tanh(dot(x.data(), w.at(name + ".direction").data(), x.size()));
+    const T k = p.inside * get(w, name + ".lam", 1) * get(w, name + ".alpha", 1);
+    T a = k, centre = 0;
+    if (p.stat == SiteStat::rms) a = k / sqrt(ms + p.eps);
     if (p.stat == SiteStat::mean_var) {
-      a = k / std::sqrt(var + eps);
+      a = k / sqrt(var + p.eps);
       centre = mean;
     }
-    if (p.stat == SiteStat::mean_std) a = k / (std::sqrt(var + eps) + p.inside * std::fabs(mean));
-    if (p.stat == SiteStat::approximate || p.stat == SiteStat::block_input) a = k / std::sqrt(given + eps);
+    if (p.stat == SiteStat::mean_std) a = k / (sqrt(var + p.eps) + p.inside * fabs(mean));
+    if (p.stat == SiteStat::approximate || p.stat == SiteStat::block_input) a = k / sqrt(given + p.eps);
+    const T shift = get(w, name + ".shift", 0);
+    const Row& gamma = w.at(name + ".weight");
+    const Row beta = w.contains(name + ".bias") ? w.at(name + ".bias") : Row(x.size());
     Row z(x.size());
     for (std::size_t j = 0; j < x.size(); ++j) {
-      const double f = map_value(p.map, a * (x[j] - centre) + get(w, name + ".shift", 0));
-      z[j] = (w.at(name + ".weight")[j] + (gated ? std::tanh(dot) * w.at(name + ".gate")[j] : 0)) * f;
-      if (w.contains(name + ".bias")) z[j] += w.at(name + ".bias")[j];
-      z[j] *= p.outside;
+      const T f = map_value(p.map, a * (x[j] - centre) + shift);
+      z[j] = (gamma[j] + (gated ? gate * w.at(name + ".gate")[j] : T(0))) * f + beta[j];
+      z[j] = rounded(z[j] * p.outside);
     }
     return z;
   }
 
-  Rows embed(const NamedValues& w, const std::vector<int>& row, std::size_t t) const {
-    double scale = 1;
+  Rows embed(const Weights& w, const std::vector<int>& row, std::size_t t) const {
+    T scale = 1;
     if (c_.embedding_scale == EmbeddingScaleKind::sqrt_d) scale = std::sqrt(static_cast<double>(c_.d));
     if (c_.embedding_scale == EmbeddingScaleKind::learned) scale = w.at("model.shared_scale")[0];
     Rows x(t, Row(static_cast<std::size_t>(c_.d)));
     for (std::size_t i = 0; i < t; ++i)
       for (std::size_t j = 0; j < x[i].size(); ++j)
-        x[i][j] = scale * w.at("model.embed_tokens.weight")[static_cast<std::size_t>(row[i]) * x[i].size() + j];
+        x[i][j] = rounded(scale * w.at("model.embed_tokens.weight")[static_cast<std::size_t>(row[i]) * x[i].size() + j]);
     return x;
   }
-  Row head(const NamedValues& w, const Row& z) const { return product(w.at(c_.tied ? "model.embed_tokens.weight" : "lm_head.weight"), z); }
+  Row head(const Weights& w, const Row& z) const { return product(w.at(c_.tied ? "model.embed_tokens.weight" : "lm_head.weight"), z); }
 
   // One head-sized stretch of v, turned by position t.
   void turn(Row& v, std::size_t at, std::size_t t) const {
     const auto d = static_cast<std::size_t>(c_.head_dim), half = d / 2;
     for (std::size_t j = 0; j < half; ++j) {
       const double angle = static_cast<double>(t) * std::pow(c_.rope_theta, -2.0 * static_cast<double>(j) / static_cast<double>(d));
-      const double a = v[at + j], b = v[at + j + half];
-      v[at + j] = a * std::cos(angle) - b * std::sin(angle);
-      v[at + j + half] = b * std::cos(angle) + a * std::sin(angle);
+      const T a = v[at + j], b = v[at + j + half];
+      v[at + j] = rounded(a * std::cos(angle) - b * std::sin(angle));
+      v[at + j + half] = rounded(b * std::cos(angle) + a * std::sin(angle));
     }
   }
 
-  Rows attend(const NamedValues& w, const std::string& n, const Rows& z) const {
+  Rows attend(const Weights& w, const std::string& n, const Rows& z) const {
     const auto d = static_cast<std::size_t>(c_.head_dim);
     const auto heads = static_cast<std::size_t>(c_.heads), group = heads / static_cast<std::size_t>(c_.kv_heads);
     Rows q, k, v, out;
@@ -177,22 +195,24 @@ class ReferenceModel {
       Row o(heads * d);
       for (std::size_t h = 0; h < heads; ++h) {
         Row p(t + 1);
-        double top = -1e300, sum = 0;
+        T top = -1e300, sum = 0;
         for (std::size_t s = 0; s <= t; ++s) {
-          for (std::size_t j = 0; j < d; ++j) p[s] += q[t][h * d + j] * k[s][h / group * d + j] / std::sqrt(static_cast<double>(d));
-          top = std::max(top, p[s]);
+          p[s] = dot(&q[t][h * d], &k[s][h / group * d], d) / sqrt(static_cast<double>(d));
+          top = max(top, p[s]);
         }
-        for (double& e : p) sum += e = std::exp(e - top);
+        for (T& e : p) sum += e = exp(e - top);
+        for (T& e : p) e = rounded(e / sum);
         for (std::size_t s = 0; s <= t; ++s)
-          for (std::size_t j = 0; j < d; ++j) o[h * d + j] += p[s] / sum * v[s][h / group * d + j];
+          for (std::size_t j = 0; j < d; ++j) o[h * d + j] += p[s] * v[s][h / group * d + j];
       }
+      for (T& e : o) e = rounded(e);
       out.push_back(product(w.at(n + "self_attn.o_proj.weight"), o));
     }
     return out;
   }
 
   // Updates x; returns the sum of the auxiliary terms of this block.
-  double block(const NamedValues& w, Rows& x, std::int64_t l, std::size_t& seen) {
+  T block(const Weights& w, Rows& x, std::int64_t l, std::size_t& seen) {
     const Site site1 = site(l + 1, 0), site2 = site(l + 1, 1);
     const bool output_norms = method_at(l + 1).place == Place::pre_and_post;
     const std::string n = "model.layers." + std::to_string(l) + ".";
@@ -200,20 +220,20 @@ class ReferenceModel {
     for (const Row& r : x) z.push_back(apply(site1, w, n + "input_layernorm", r, 0));
     note(&Trace::z1, l, z);
     const Rows h = attend(w, n, z);
-    double aux = 0;
+    T aux = 0;
     for (std::size_t t = 0; t < x.size(); ++t) {
-      const double given = second_statistic(w, n, site1, site2.stat, l, mean_square(x[t]), seen);
+      const T given = second_statistic(w, n, site1, site2.stat, l, mean_square(x[t]), seen);
       const Row branch = output_norms ? apply(plain_site(), w, n + "attn_out_norm", h[t], 0) : h[t];
-      for (std::size_t j = 0; j < x[t].size(); ++j) x[t][j] += branch[j];
+      for (std::size_t j = 0; j < x[t].size(); ++j) x[t][j] = rounded(x[t][j] + branch[j]);
       note(&Trace::after_attention, l, {x[t]});
       if (site2.stat == SiteStat::approximate && c_.norm.aux_loss > 0) aux += gap(given, mean_square(x[t]), seen);
       const Row z2 = apply(site2, w, n + "post_attention_layernorm", x[t], given);
       const Row gate = product(w.at(n + "mlp.gate_proj.weight"), z2), up = product(w.at(n + "mlp.up_proj.weight"), z2);
       Row s(gate.size());
-      for (std::size_t j = 0; j < s.size(); ++j) s[j] = gate[j] / (1 + std::exp(-gate[j])) * up[j];
+      for (std::size_t j = 0; j < s.size(); ++j) s[j] = rounded(gate[j] / (1 + exp(-gate[j])) * up[j]);
       Row down = product(w.at(n + "mlp.down_proj.weight"), s);
       if (output_norms) down = apply(plain_site(), w, n + "mlp_out_norm", down, 0);
-      for (std::size_t j = 0; j < x[t].size(); ++j) x[t][j] += down[j];
+      for (std::size_t j = 0; j < x[t].size(); ++j) x[t][j] = rounded(x[t][j] + down[j]);
       ++seen;
     }
     note(&Trace::block_output, l, x);
@@ -226,8 +246,7 @@ class ReferenceModel {
   }
 
   // s̃² of layer l (from 0) where the second site is given its statistic, from the block input's mean square.
-  double second_statistic(const NamedValues& w, const std::string& n, const Site& site1, SiteStat stat, std::int64_t l, double ms,
-                          std::size_t seen) {
+  T second_statistic(const Weights& w, const std::string& n, const Site& site1, SiteStat stat, std::int64_t l, T ms, std::size_t seen) {
     if (stat != SiteStat::approximate && stat != SiteStat::block_input) return 0;
     if (c_.norm.stop_gradient) ms = held(ms, seen, ms_);
     const auto calibration = c_.norm.calibration.empty() || !in_range(l + 1) ? 1.0 : c_.norm.calibration[static_cast<std::size_t>(l)];
@@ -244,15 +263,16 @@ class ReferenceModel {
     }
     return 0;
   }
-  double gap(double given, double exact, std::size_t seen) {
-    const double g = std::log(given + 1e-8) - std::log(held(exact, seen, exact_) + 1e-8);
+  T gap(const T& given, const T& exact, std::size_t seen) {
+    const T g = log(given + 1e-8) - log(held(exact, seen, exact_) + 1e-8);
     return g * g;
   }
-  // The first pass (freeze_exact(false)) records, later ones replay: what a stopped gradient means to differences.
-  double held(double value, std::size_t seen, std::vector<double>& record) const {
+  // The first pass (freeze_exact(false)) records, later ones replay: what a stopped gradient means to differences. To a tape it is a
+  // constant from the start.
+  double held(const T& value, std::size_t seen, std::vector<double>& record) const {
     if (use_exact_) return record[seen];
     record.resize(std::max(record.size(), seen + 1));
-    return record[seen] = value;
+    return record[seen] = value_of(value);
   }
 
   ModelConfig c_;
@@ -262,5 +282,7 @@ class ReferenceModel {
   Trace* trace_ = nullptr;
   std::vector<double> ms_, exact_;
 };
+
+using ReferenceModel = ReferenceModelOf<double>;
 
 }  // namespace bhyt::testing

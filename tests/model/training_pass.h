@@ -85,7 +85,8 @@ inline double length_of(const std::vector<float>& v) {
   return std::sqrt(square);
 }
 
-inline double distance(const std::vector<float>& a, const std::vector<float>& b) {
+template <class T>
+double distance(const std::vector<T>& a, const std::vector<float>& b) {
   double square = 0;
   for (std::size_t i = 0; i < a.size(); ++i) {
     const double d = static_cast<double>(a[i]) - static_cast<double>(b[i]);
