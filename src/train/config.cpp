@@ -4,7 +4,7 @@
 #include <charconv>
 #include <set>
 
-#include "io/files.h"
+#include "io/checkpoint_folders.h"
 #include "model/checkpoint.h"
 #include "ops/norm/config.h"
 #include "train/optimizer.h"

@@ -463,7 +463,8 @@ TEST(Checkpoint, SaysWhatAFolderLacks) {
   EXPECT_TRUE(has(load(dir.path()), "pickle"));
   fs::create_directories(dir / "checkpoint-20");
   fs::create_directories(dir / "checkpoint-100");
-  EXPECT_TRUE(has(load(dir.path()), "checkpoint-100"));
+  const std::string unusable = message_of([&] { named_checkpoint(dir.path(), Verify::yes); });
+  EXPECT_TRUE(has(unusable, "no checkpoint of this run can be used:\n  checkpoint-100: it holds no model\n  checkpoint-20:"));
   EXPECT_TRUE(has(message_of([&] { save_model_files(dir / "none", small("rmsnorm"), DType::f32); }), "No such file"));
 }
 
