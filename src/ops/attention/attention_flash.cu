@@ -3,17 +3,20 @@
 #include <type_traits>
 
 #include "ops/attention/attention.cuh"
-#include "ops/attention/flash.cuh"
+#include "ops/attention/flash_queries.cuh"
 
 namespace bhyt::cuda {
 
 namespace flash {
 namespace {
 
-constexpr int kQueries = 128, kKeys = 64, kMT = kQueries / kWarps / 16, kNT = kKeys / 8;
-static_assert(kQueries == kThreads);
+constexpr int kKeys = 64, kNT = kKeys / 8;
+template <int D, bool Documents>
+using Block = QueryBlock<D, Documents, kKeys>;
+constexpr int kQueries = Block<64, false>::kQueries, kMT = Block<64, false>::kMT;
+// Shared memory: the queries, the keys and values, then `first` of the queries.
 template <int D>
-constexpr int kTiles = tile_bytes<D>(kQueries + 4 * kKeys);  // shared memory: the tiles, then `first` of the queries
+constexpr int kTiles = tile_bytes<D>(kQueries) + Block<D, false>::kStream;
 // Registers hold the fragments of Q only where the output leaves shared for them.
 template <int D>
 using Left = std::conditional_t<D == 64, HeldRows<D, kMT>, Rows<D, kMT>>;
@@ -24,6 +27,12 @@ constexpr float kLowest = -3e38f;
 // Of a warp's rows: the score that exponentials are relative to, and this lane's part of their sum.
 struct Softmax {
   float base[kMT][2], sum[kMT][2];
+  __device__ __forceinline__ Softmax() {
+#pragma unroll
+    for (int m = 0; m < kMT; ++m)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) base[m][r] = kLowest, sum[m][r] = 0;
+  }
 };
 
 // Scores to exponentials, 2^(c·(score - base)). The base is not always the largest score so far: it moves, and what was summed shrinks,
@@ -69,52 +78,11 @@ __device__ __forceinline__ void online_softmax(float (&s)[kMT][kNT][4], Softmax&
     }
 }
 
+// At the end: the output divided by the sums of its exponentials, and lse where it is wanted.
 template <int D, bool Documents>
-__global__ void __launch_bounds__(kThreads, 2) forward_kernel(const Call a) {
-  extern __shared__ __align__(256) char shared[];
-  constexpr int kTile = tile_bytes<D>(kKeys);
-  const unsigned q_tile = shared_address(shared), k_tile = q_tile + tile_bytes<D>(kQueries), v_tile = k_tile + 2 * kTile;
-  // The last queries see the most keys: they begin first.
-  const int q0 = static_cast<int>(gridDim.y - 1 - blockIdx.y) * kQueries;
-  const int h = blockIdx.x, b = blockIdx.z, kv = h / (a.heads / a.kv_heads);
-  const bf16* q = a.qkv + static_cast<std::int64_t>(b) * a.seq * a.ld + static_cast<std::int64_t>(h) * D;
-  const bf16* k = q + static_cast<std::int64_t>(a.heads + kv - h) * D;
-  const std::int32_t* first = Documents ? a.first + static_cast<std::int64_t>(b) * a.seq : nullptr;
-  const int begin = Documents ? first[q0] / kKeys : 0, end = (min(q0 + kQueries, a.seq) - 1) / kKeys + 1;
-  const auto load_keys = [&](int n) {
-    load_tile<D, kKeys>(k_tile + n % 2 * kTile, k, a.ld, n * kKeys, a.seq, a.kv_heads * D, 2 * kTile);
-    copy_commit();
-  };
-  load_tile<D, kQueries>(q_tile, q, a.ld, q0, a.seq);
-  copy_commit();
-  load_keys(begin);
-
-  const int warp = warp_index(), mine = warp * tile_bytes<D>(16 * kMT);
-  int* firsts = reinterpret_cast<int*>(shared + kTiles<D>);
-  if (Documents) firsts[threadIdx.x] = first[min(q0 + static_cast<int>(threadIdx.x), a.seq - 1)];
-  const Queries<Documents, kMT> queries(q0 + warp * 16 * kMT, a.seq, firsts + warp * 16 * kMT);
-  float o[kMT][D / 8][4];
-  clear(o);
-  Softmax run;
-#pragma unroll
-  for (int m = 0; m < kMT; ++m)
-#pragma unroll
-    for (int r = 0; r < 2; ++r) run.base[m][r] = kLowest, run.sum[m][r] = 0;
-  copy_wait<1>();
-  __syncthreads();
-  const Left<D> left(Rows<D, kMT>{q_tile + mine});
-  for (int n = begin; n < end; ++n) {
-    copy_wait<0>();
-    __syncthreads();  // tile n is there, and nobody reads tile n-1 any more
-    if (n + 1 < end) load_keys(n + 1);
-    if (!queries.see(n * kKeys, kKeys)) continue;
-    float s[kMT][kNT][4];
-    multiply_rows<D>(s, left, k_tile + n % 2 * kTile);
-    if (!queries.all_see(n * kKeys, kKeys)) queries.hide(s, n * kKeys);
-    online_softmax<D>(s, run, o, a.scale * kLog2e);
-    multiply_columns<D>(o, Packed(s), v_tile + n % 2 * kTile);
-  }
-
+__device__ __forceinline__ void finish(const Block<D, Documents>& own, const Queries<Documents, kMT>& queries, const Softmax& run,
+                                       float (&o)[kMT][D / 8][4]) {
+  const Call& a = own.a;
 #pragma unroll
   for (int m = 0; m < kMT; ++m)
 #pragma unroll
@@ -126,11 +94,39 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(const Call a) {
 #pragma unroll
       for (int n = 0; n < D / 8; ++n) o[m][n][2 * r] *= inverse, o[m][n][2 * r + 1] *= inverse;
       const int t = queries.position(m, r);
-      if (a.lse && t < a.seq && lane() % 4 == 0)
-        a.lse[(static_cast<std::int64_t>(b) * a.heads + h) * a.seq + t] = run.base[m][r] * a.scale + logf(sum);
+      if (a.lse && t < a.seq && lane() % 4 == 0) a.lse[own.place_of(t)] = run.base[m][r] * a.scale + logf(sum);
     }
-  bf16* out = a.out + static_cast<std::int64_t>(b) * a.seq * a.ld_out + static_cast<std::int64_t>(h) * D;
-  store_rows<D>(o, shared + mine, out, a.ld_out, queries.begin, a.seq);
+}
+
+template <int D, bool Documents>
+__global__ void __launch_bounds__(kThreads, 2) forward_kernel(const Call a) {
+  extern __shared__ __align__(256) char shared[];
+  const unsigned q_tile = shared_address(shared);
+  const Block<D, Documents> own(a, q_tile + tile_bytes<D>(kQueries));
+  load_tile<D, kQueries>(q_tile, own.q, a.ld, own.q0, a.seq);
+  copy_commit();
+  own.load_keys(own.begin);
+
+  const int warp = warp_index(), mine = warp * tile_bytes<D>(16 * kMT);
+  const auto queries = own.queries_of(warp, reinterpret_cast<int*>(shared + kTiles<D>));
+  float o[kMT][D / 8][4];
+  clear(o);
+  Softmax run;
+  copy_wait<1>();
+  __syncthreads();
+  const Left<D> left(Rows<D, kMT>{q_tile + mine});
+  for (int n = own.begin; n < own.end; ++n) {
+    own.wait_for_keys(n);
+    if (!queries.see(n * kKeys, kKeys)) continue;
+    float s[kMT][kNT][4];
+    multiply_rows<D>(s, left, own.keys(n));
+    if (!queries.all_see(n * kKeys, kKeys)) queries.hide(s, n * kKeys);
+    online_softmax<D>(s, run, o, a.scale * kLog2e);
+    multiply_columns<D>(o, Packed(s), own.values(n));
+  }
+
+  finish<D, Documents>(own, queries, run, o);
+  store_rows<D>(o, shared + mine, a.out + own.sequence * a.ld_out + own.column, a.ld_out, queries.begin, a.seq);
 }
 
 template <int D>

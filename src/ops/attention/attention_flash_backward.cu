@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "ops/attention/attention.cuh"
-#include "ops/attention/flash.cuh"
+#include "ops/attention/flash_queries.cuh"
 
 namespace bhyt::cuda {
 
@@ -33,81 +33,79 @@ __global__ void delta_kernel(const Call a) {
 // A block owns 128 queries of one head, a warp 32; key tiles stream through shared memory and are taken 32 keys at a time.
 template <int D>
 struct ByQuery {
-  static constexpr int kMT = 2, kQueries = 16 * kMT * kWarps, kKeys = D == 64 ? 64 : 32, kPart = 32, kNT = kPart / 8;
-  static constexpr int kTile = tile_bytes<D>(kKeys), kTiles = tile_bytes<D>(2 * kQueries) + 4 * kTile;
+  static constexpr int kKeys = D == 64 ? 64 : 32, kPart = 32, kNT = kPart / 8;
+  template <bool Documents>
+  using Block = QueryBlock<D, Documents, kKeys>;
+  static constexpr int kQueries = Block<false>::kQueries, kMT = Block<false>::kMT;
+  static constexpr int kTiles = tile_bytes<D>(2 * kQueries) + Block<false>::kStream;
   static constexpr int kBytes = kTiles + kQueries * 4;  // the tiles, then `first` of the queries
-  static_assert(kQueries == kThreads);
   using Left = std::conditional_t<D == 64, HeldRows<D, kMT>, Rows<D, kMT>>;
+};
+
+// Of a warp's queries: lse, for exponentials of base 2, and delta.
+template <int MT>
+struct RowStats {
+  float lse[MT][2], delta[MT][2];
+  template <class Block, class Queries>
+  __device__ __forceinline__ RowStats(const Block& own, const Queries& queries) {
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const std::int64_t at = own.place_of(min(queries.position(m, r), own.a.seq - 1));
+        lse[m][r] = own.a.lse[at] * kLog2e;
+        delta[m][r] = own.a.delta[at];
+      }
+  }
+  // dS from the scores and dO·Vᵀ, which it takes the place of.
+  template <int NT>
+  __device__ __forceinline__ void gradient(const float (&s)[MT][NT][4], float (&ds)[MT][NT][4], float c) const {
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+      for (int j = 0; j < NT; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) ds[m][j][i] = exp2_fast(fmaf(s[m][j][i], c, -lse[m][i / 2])) * (ds[m][j][i] - delta[m][i / 2]);
+  }
 };
 
 template <int D, bool Documents>
 __global__ void __launch_bounds__(kThreads, 2) query_kernel(const Call a) {
   using At = ByQuery<D>;
-  constexpr int kMT = At::kMT, kNT = At::kNT, kKeys = At::kKeys, kTile = At::kTile;
+  constexpr int kMT = At::kMT, kNT = At::kNT, kKeys = At::kKeys, kPart = At::kPart;
   extern __shared__ __align__(256) char shared[];
-  const unsigned q_tile = shared_address(shared), g_tile = q_tile + tile_bytes<D>(At::kQueries),
-                 k_tile = g_tile + tile_bytes<D>(At::kQueries), v_tile = k_tile + 2 * kTile;
-  // The last queries see the most keys: they begin first.
-  const int q0 = static_cast<int>(gridDim.y - 1 - blockIdx.y) * At::kQueries;
-  const int h = blockIdx.x, b = blockIdx.z, kv = h / (a.heads / a.kv_heads);
-  const std::int64_t sequence = static_cast<std::int64_t>(b) * a.seq, column = static_cast<std::int64_t>(h) * D;
-  const bf16* q = a.qkv + sequence * a.ld + column;
-  const bf16* k = q + static_cast<std::int64_t>(a.heads + kv - h) * D;
-  const std::int32_t* first = Documents ? a.first + sequence : nullptr;
-  const int begin = Documents ? first[q0] / kKeys : 0, end = (min(q0 + At::kQueries, a.seq) - 1) / kKeys + 1;
-  const auto load_keys = [&](int n) {
-    load_tile<D, kKeys>(k_tile + n % 2 * kTile, k, a.ld, n * kKeys, a.seq, a.kv_heads * D, 2 * kTile);
-    copy_commit();
-  };
-  load_tile<D, At::kQueries>(q_tile, q, a.ld, q0, a.seq);
-  load_tile<D, At::kQueries>(g_tile, a.dout + sequence * a.ld_dout + column, a.ld_dout, q0, a.seq);
+  const unsigned q_tile = shared_address(shared), g_tile = q_tile + tile_bytes<D>(At::kQueries);
+  const typename At::template Block<Documents> own(a, g_tile + tile_bytes<D>(At::kQueries));
+  load_tile<D, At::kQueries>(q_tile, own.q, a.ld, own.q0, a.seq);
+  load_tile<D, At::kQueries>(g_tile, a.dout + own.sequence * a.ld_dout + own.column, a.ld_dout, own.q0, a.seq);
   copy_commit();
-  load_keys(begin);
+  own.load_keys(own.begin);
 
   const int warp = warp_index(), mine = warp * tile_bytes<D>(16 * kMT);
-  int* firsts = reinterpret_cast<int*>(shared + At::kTiles);
-  if (Documents) firsts[threadIdx.x] = first[min(q0 + static_cast<int>(threadIdx.x), a.seq - 1)];
-  const Queries<Documents, kMT> queries(q0 + warp * 16 * kMT, a.seq, firsts + warp * 16 * kMT);
-  const float c = a.scale * kLog2e;
-  float lse[kMT][2], delta[kMT][2];
-#pragma unroll
-  for (int m = 0; m < kMT; ++m)
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const std::int64_t at = (static_cast<std::int64_t>(b) * a.heads + h) * a.seq + min(queries.position(m, r), a.seq - 1);
-      lse[m][r] = a.lse[at] * kLog2e;
-      delta[m][r] = a.delta[at];
-    }
+  const auto queries = own.queries_of(warp, reinterpret_cast<int*>(shared + At::kTiles));
+  const RowStats<kMT> stats(own, queries);
   float dq[kMT][D / 8][4];
   clear(dq);
   copy_wait<1>();
   __syncthreads();
   const typename At::Left left(Rows<D, kMT>{q_tile + mine}), left_g(Rows<D, kMT>{g_tile + mine});
 
-  for (int n = begin; n < end; ++n) {
-    copy_wait<0>();
-    __syncthreads();  // tile n is there, and nobody reads tile n-1 any more
-    if (n + 1 < end) load_keys(n + 1);
+  for (int n = own.begin; n < own.end; ++n) {
+    own.wait_for_keys(n);
 #pragma unroll 1
-    for (int part = 0; part < kKeys; part += At::kPart) {
+    for (int part = 0; part < kKeys; part += kPart) {
       const int k0 = n * kKeys + part;
-      if (!queries.see(k0, At::kPart)) continue;
-      const unsigned skip = n % 2 * kTile + tile_bytes<D>(part);
-      float p[kMT][kNT][4], ds[kMT][kNT][4];
-      multiply_rows<D>(p, left, k_tile + skip);
-      multiply_rows<D>(ds, left_g, v_tile + skip);
-      if (!queries.all_see(k0, At::kPart)) queries.hide(p, k0);
-#pragma unroll
-      for (int m = 0; m < kMT; ++m)
-#pragma unroll
-        for (int j = 0; j < kNT; ++j)
-#pragma unroll
-          for (int i = 0; i < 4; ++i) ds[m][j][i] = exp2_fast(fmaf(p[m][j][i], c, -lse[m][i / 2])) * (ds[m][j][i] - delta[m][i / 2]);
-      multiply_columns<D>(dq, Packed(ds), k_tile + skip);
+      if (!queries.see(k0, kPart)) continue;
+      float s[kMT][kNT][4], ds[kMT][kNT][4];
+      multiply_rows<D>(s, left, own.keys(n, part));
+      multiply_rows<D>(ds, left_g, own.values(n, part));
+      if (!queries.all_see(k0, kPart)) queries.hide(s, k0);
+      stats.gradient(s, ds, a.scale * kLog2e);
+      multiply_columns<D>(dq, Packed(ds), own.keys(n, part));
     }
   }
   scale_by(dq, a.scale);
-  store_rows<D>(dq, shared + mine, a.dqkv + sequence * a.ld_dqkv + column, a.ld_dqkv, queries.begin, a.seq);
+  store_rows<D>(dq, shared + mine, a.dqkv + own.sequence * a.ld_dqkv + own.column, a.ld_dqkv, queries.begin, a.seq);
 }
 
 // A block owns keys of one key/value head, a warp 32 or 16 of them (dK and dV fill its registers); the queries of all heads of the group
@@ -150,28 +148,38 @@ __device__ __forceinline__ void hide_from_queries(float (&s)[MT][NT][4], int key
     }
 }
 
+// A block's keys, and the queries that see some of them, in whole tiles, for each head of the group: the steps of its loop.
 template <int D, bool Documents>
-__global__ void __launch_bounds__(kThreads, 2) key_kernel(const Call a) {
+struct KeyBlock {
   using At = ByKey<D>;
-  constexpr int kMT = At::kMT, kNT = At::kNT, kQueries = At::kQueries, kTile = At::kTile;
-  extern __shared__ __align__(256) char shared[];
-  const unsigned k_tile = shared_address(shared), v_tile = k_tile + tile_bytes<D>(At::kKeys), q_tile = v_tile + tile_bytes<D>(At::kKeys),
-                 g_tile = q_tile + 2 * kTile;
-  char* stats = shared + tile_bytes<D>(2 * At::kKeys) + 4 * kTile;
-  const int k0 = static_cast<int>(blockIdx.y) * At::kKeys;
-  const int kv = blockIdx.x, b = blockIdx.z, group = a.heads / a.kv_heads;
-  const std::int64_t sequence = static_cast<std::int64_t>(b) * a.seq, column = static_cast<std::int64_t>(a.heads + kv) * D;
+  static constexpr int kQueries = At::kQueries;
+  const Call& a;
+  const char* shared;  // tiles of the keys and values, then two each of Q and dO, then two times lse, delta and first
+  unsigned k_tile = shared_address(shared), v_tile = k_tile + tile_bytes<D>(At::kKeys), q_tile = v_tile + tile_bytes<D>(At::kKeys);
+  const char* stats = shared + tile_bytes<D>(2 * At::kKeys) + 4 * At::kTile;
+  int k0 = static_cast<int>(blockIdx.y) * At::kKeys, kv = blockIdx.x, b = blockIdx.z, group = a.heads / a.kv_heads, last = a.seq - 1;
+  std::int64_t sequence = static_cast<std::int64_t>(b) * a.seq, column = static_cast<std::int64_t>(a.heads + kv) * D;
   const bf16* k = a.qkv + sequence * a.ld + column;
   const std::int32_t* first = Documents ? a.first + sequence : nullptr;
-  const int last = a.seq - 1;
-  // The queries that see some of the block's keys, in whole tiles, for each head of the group.
-  const int q_begin = k0 / kQueries * kQueries, q_end = Documents ? end_of_view(first, min(k0 + At::kKeys - 1, last), k0, a.seq) : a.seq;
-  const int steps = (q_end - q_begin + kQueries - 1) / kQueries * group;
-  const auto load_queries = [&](int step, int h, int q0) {
+  int begin = k0 / kQueries * kQueries, end = Documents ? end_of_view(first, min(k0 + At::kKeys - 1, last), k0, a.seq) : a.seq;
+  int steps = (end - begin + kQueries - 1) / kQueries * group;
+
+  __device__ __forceinline__ KeyBlock(const Call& call, const char* memory) : a(call), shared(memory) {}
+  // Of a step's tile of queries, from row `part` on.
+  __device__ __forceinline__ unsigned queries(int step, int part = 0) const {
+    return q_tile + (step % 2 * At::kTile + tile_bytes<D>(part));
+  }
+  __device__ __forceinline__ unsigned douts(int step, int part = 0) const {
+    return q_tile + 2 * At::kTile + (step % 2 * At::kTile + tile_bytes<D>(part));
+  }
+  __device__ __forceinline__ void load_keys() const {
+    load_tile<D, At::kKeys>(k_tile, k, a.ld, k0, a.seq, a.kv_heads * D, tile_bytes<D>(At::kKeys));
+  }
+  // Of head h, from q0 on. Queries after the end: Q, dO, lse and delta are zeros and add nothing.
+  __device__ __forceinline__ void load_queries(int step, int h, int q0) const {
     const std::int64_t columns = static_cast<std::int64_t>(h) * D;
-    load_tile<D, kQueries>(q_tile + step % 2 * kTile, a.qkv + sequence * a.ld + columns, a.ld, q0, a.seq);
-    load_tile<D, kQueries>(g_tile + step % 2 * kTile, a.dout + sequence * a.ld_dout + columns, a.ld_dout, q0, a.seq);
-    // Queries after the end: Q, dO, lse and delta are zeros and add nothing.
+    load_tile<D, kQueries>(queries(step), a.qkv + sequence * a.ld + columns, a.ld, q0, a.seq);
+    load_tile<D, kQueries>(douts(step), a.dout + sequence * a.ld_dout + columns, a.ld_dout, q0, a.seq);
     const int i = threadIdx.x % kQueries, t = min(q0 + i, last);
     const unsigned to = shared_address(stats) + step % 2 * At::kStats + 4 * i;
     const std::int64_t at = (static_cast<std::int64_t>(b) * a.heads + h) * a.seq + t;
@@ -182,49 +190,57 @@ __global__ void __launch_bounds__(kThreads, 2) key_kernel(const Call a) {
       copy_async4(to + 4 * kQueries, a.delta + at, q0 + i <= last);
     }
     copy_commit();
-  };
-  load_tile<D, At::kKeys>(k_tile, k, a.ld, k0, a.seq, a.kv_heads * D, tile_bytes<D>(At::kKeys));
-  load_queries(0, kv * group, q_begin);
+  }
+};
+
+template <int D, bool Documents>
+__global__ void __launch_bounds__(kThreads, 2) key_kernel(const Call a) {
+  using At = ByKey<D>;
+  constexpr int kMT = At::kMT, kNT = At::kNT, kQueries = At::kQueries;
+  extern __shared__ __align__(256) char shared[];
+  const KeyBlock<D, Documents> own(a, shared);
+  own.load_keys();
+  own.load_queries(0, own.kv * own.group, own.begin);
 
   const int warp = warp_index(), mine = warp * tile_bytes<D>(16 * kMT);
-  const int w0 = k0 + warp * 16 * kMT, w1 = min(w0 + 16 * kMT - 1, last);  // the warp's keys
-  const Rows<D, kMT> left{k_tile + mine}, left_v{v_tile + mine};
+  const int w0 = own.k0 + warp * 16 * kMT, w1 = min(w0 + 16 * kMT - 1, own.last);  // the warp's keys
+  const Rows<D, kMT> left{own.k_tile + mine}, left_v{own.v_tile + mine};
   const float c = a.scale * kLog2e;
   float dk[kMT][D / 8][4], dv[kMT][D / 8][4];
   clear(dk);
   clear(dv);
 
-  for (int step = 0, tile = q_begin, h = kv * group; step < steps; ++step) {
+  for (int step = 0, tile = own.begin, h = own.kv * own.group; step < own.steps; ++step) {
     copy_wait<0>();
     __syncthreads();  // this step's queries are there, and nobody reads the ones before
     const int now = tile;
     tile += kQueries;
-    if (tile >= q_end) {
-      tile = q_begin;
+    if (tile >= own.end) {
+      tile = own.begin;
       ++h;
     }
-    if (step + 1 < steps) load_queries(step + 1, h, tile);
-    const char* stat = stats + step % 2 * At::kStats;
+    if (step + 1 < own.steps) own.load_queries(step + 1, h, tile);
+    const char* stat = own.stats + step % 2 * At::kStats;
 #pragma unroll 1
     for (int part = 0; part < kQueries; part += At::kPart) {
       const int q0 = now + part;
       const float* lse = reinterpret_cast<const float*>(stat) + part;
       const float* delta = lse + kQueries;
       const std::int32_t* from = reinterpret_cast<const std::int32_t*>(stat) + 2 * kQueries + part;
-      if (w0 > last || q0 > last || q0 + At::kPart <= w0 || (Documents && from[0] > w1)) continue;
-      const unsigned skip = step % 2 * kTile + tile_bytes<D>(part);
+      if (w0 > own.last || q0 > own.last || q0 + At::kPart <= w0 || (Documents && from[0] > w1)) continue;
+      const unsigned q = own.queries(step, part), g = own.douts(step, part);
       float p[kMT][kNT][4], ds[kMT][kNT][4];
-      multiply_rows<D>(p, left, q_tile + skip);
+      multiply_rows<D>(p, left, q);
       if (q0 < w1 || (Documents && from[At::kPart - 1] > w0)) hide_from_queries<Documents>(p, w0, q0, from);
       each_column(p, lse, [&](float& x, float l, int, int, int) { x = exp2_fast(fmaf(x, c, -l * kLog2e)); });
-      multiply_columns<D>(dv, Packed(p), g_tile + skip);
-      multiply_rows<D>(ds, left_v, g_tile + skip);
+      multiply_columns<D>(dv, Packed(p), g);
+      multiply_rows<D>(ds, left_v, g);
       each_column(ds, delta, [&](float& x, float d, int m, int n, int i) { x = p[m][n][i] * (x - d); });
-      multiply_columns<D>(dk, Packed(ds), q_tile + skip);
+      multiply_columns<D>(dk, Packed(ds), q);
     }
   }
   scale_by(dk, a.scale);
-  bf16* to = a.dqkv + sequence * a.ld_dqkv + column;
+  bf16* to = a.dqkv + own.sequence * a.ld_dqkv + own.column;
   store_rows<D>(dk, shared + mine, to, a.ld_dqkv, w0, a.seq);
   store_rows<D>(dv, shared + tile_bytes<D>(At::kKeys) + mine, to + static_cast<std::int64_t>(a.kv_heads) * D, a.ld_dqkv, w0, a.seq);
 }

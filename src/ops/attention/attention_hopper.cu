@@ -54,7 +54,31 @@ struct Softmax {
       for (int i = 0; i < 4; ++i) sum[i / 2] += s[0][n][i] = exp2_fast(fmaf(s[0][n][i], c, -base[i / 2] * c));
     return move;
   }
+  // Once the base has moved.
+  __device__ __forceinline__ void shrink_output(Block& o) const {
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o[0][n][i] *= shrink[i / 2];
+  }
 };
+
+// At the end: the output divided by the sums of its exponentials, and lse where it is wanted.
+template <class Queries>
+__device__ __forceinline__ void finish(const Call& a, const Queries& own, const Softmax& softmax, Block& o) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float sum = softmax.sum[r];
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    const float inverse = 1 / sum;
+#pragma unroll
+    for (int n = 0; n < 8; ++n) o[0][n][2 * r] *= inverse, o[0][n][2 * r + 1] *= inverse;
+    const int t = own.w0 + 8 * r + lane() / 4;
+    if (a.lse && t < a.seq && lane() % 4 == 0)
+      a.lse[(static_cast<std::int64_t>(own.b) * a.heads + own.h) * a.seq + t] = softmax.base[r] * a.scale + logf(sum);
+  }
+}
 
 template <class S, bool Documents>
 __device__ __forceinline__ void forward(const Call& a, const Maps& maps) {
@@ -99,12 +123,7 @@ __device__ __forceinline__ void forward(const Call& a, const Maps& maps) {
     pin(o);
     pin(left);
     ring.release(step);
-    if (moved) {
-#pragma unroll
-      for (int n = 0; n < 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) o[0][n][i] *= softmax.shrink[i / 2];
-    }
+    if (moved) softmax.shrink_output(o);
     left = Left(s);
   }
   pin(left);
@@ -115,18 +134,7 @@ __device__ __forceinline__ void forward(const Call& a, const Maps& maps) {
   pin(o);
   __syncthreads();  // nobody reads the queries any more
 
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float sum = softmax.sum[r];
-    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-    const float inverse = 1 / sum;
-#pragma unroll
-    for (int n = 0; n < 8; ++n) o[0][n][2 * r] *= inverse, o[0][n][2 * r + 1] *= inverse;
-    const int t = own.w0 + 8 * r + lane() / 4;
-    if (a.lse && t < a.seq && lane() % 4 == 0)
-      a.lse[(static_cast<std::int64_t>(b) * a.heads + h) * a.seq + t] = softmax.base[r] * a.scale + logf(sum);
-  }
+  finish(a, own, softmax, o);
   bf16* out = a.out + static_cast<std::int64_t>(b) * a.seq * a.ld_out + static_cast<std::int64_t>(h) * 64;
   flash::store_rows<64>(o, shared + own.group * kTile + own.warp % 4 * 16 * 128, out, a.ld_out, own.w0, a.seq);
 }

@@ -4,7 +4,7 @@
 //   P = exp(scale·QKᵀ - lse)   dV = Pᵀ·dO   dS = P∘(dO·Vᵀ - delta)   dQ = scale·dS·K   dK = scale·dSᵀ·Q
 
 #include "ops/attention/attention.cuh"
-#include "ops/attention/wgmma.cuh"
+#include "ops/attention/wgmma_keys.cuh"
 
 namespace bhyt::cuda {
 
@@ -16,15 +16,7 @@ using flash::exp2_fast;
 using flash::kLog2e;
 using flash::lane;
 
-// What the key kernel needs of every query, in the order in which it streams them: for each head, 64 queries at a time, lse (for
-// exponentials of base 2), delta, and with documents `first`. Positions past the end have zeros, so that they add nothing.
-constexpr int kPlanes = 3;
-
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-__device__ __forceinline__ float* stats_of(const Call& a, int b, int h, int tile) {
-  return a.delta + ((static_cast<std::int64_t>(b) * a.heads + h) * tiles_of(a.seq) + tile) * (kPlanes * kRows);
-}
 
 // Of a warp's 16 queries from `begin` on: their rows of the output, asked for early, and delta, once dO is in its tile.
 struct Deltas {
@@ -60,6 +52,38 @@ struct Deltas {
   }
 };
 
+// For the key kernel: lse and delta of the warp's queries, and where their past begins.
+template <class S, bool Documents>
+__device__ __forceinline__ void keep_stats(const Call& a, const Queries<S, Documents>& own, const float (&lse)[2],
+                                           const float (&delta)[2]) {
+  if (lane() % 4 != 0 || own.r0 >= a.seq) return;
+  float* stats = stats_of(a, own.b, own.h, own.r0 / kRows) + own.w0 - own.r0 + lane() / 4;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const bool real = own.w0 + 8 * r + lane() / 4 < a.seq;
+    stats[8 * r] = real ? lse[r] : 0;
+    stats[8 * r + kRows] = real ? delta[r] : 0;
+    if (Documents) reinterpret_cast<std::int32_t*>(stats)[8 * r + 2 * kRows] = own.from[r];
+  }
+}
+
+// Scores to P, where rows are queries.
+__device__ __forceinline__ void exponentials(Block& s, const float (&lse)[2], float c) {
+#pragma unroll
+  for (int n = 0; n < 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[0][n][i] = exp2_fast(fmaf(s[0][n][i], c, -lse[i / 2]));
+}
+
+// dO·Vᵀ to dS, likewise.
+__device__ __forceinline__ Left gradient(Block& ds, const Block& p, const float (&delta)[2]) {
+#pragma unroll
+  for (int n = 0; n < 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) ds[0][n][i] = p[0][n][i] * (ds[0][n][i] - delta[i / 2]);
+  return Left(ds);
+}
+
 template <class S, bool Documents>
 __device__ __forceinline__ void own_queries(const Call& a, const Maps& maps) {
   extern __shared__ __align__(1024) char shared[];
@@ -77,34 +101,11 @@ __device__ __forceinline__ void own_queries(const Call& a, const Maps& maps) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) lse[r] = a.lse[(static_cast<std::int64_t>(b) * a.heads + h) * a.seq + own.position(r)] * kLog2e;
   const std::uint64_t q = descriptor(own.base + 2 * own.group * kTile), g = descriptor(own.base + (2 * own.group + 1) * kTile);
-
-  Block s, ds, dq;
-  const auto exponentials = [&](Block& p, int step) {
-    own.mask(s, step);
-#pragma unroll
-    for (int n = 0; n < 8; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) p[0][n][i] = exp2_fast(fmaf(s[0][n][i], c, -lse[i / 2]));
-  };
-  const auto gradient = [&](const Block& p) {
-#pragma unroll
-    for (int n = 0; n < 8; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) ds[0][n][i] = p[0][n][i] * (ds[0][n][i] - delta[i / 2]);
-    return Left(ds);
-  };
   barrier_wait(ring.owned(), 0);
   deltas(shared + (2 * own.group + 1) * kTile + own.warp % 4 * 16 * 128, delta);
-  if (lane() % 4 == 0 && own.r0 < a.seq) {
-    float* stats = stats_of(a, b, h, own.r0 / kRows) + own.w0 - own.r0 + lane() / 4;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const bool real = own.w0 + 8 * r + lane() / 4 < a.seq;
-      stats[8 * r] = real ? lse[r] : 0;
-      stats[8 * r + kRows] = real ? delta[r] : 0;
-      if (Documents) reinterpret_cast<std::int32_t*>(stats)[8 * r + 2 * kRows] = own.from[r];
-    }
-  }
+  keep_stats(a, own, lse, delta);
+
+  Block s, ds, dq;
   flash::clear(dq);
   flash::clear(ds);
   for (int step = 0; step < own.mine; ++step) {
@@ -118,10 +119,11 @@ __device__ __forceinline__ void own_queries(const Call& a, const Maps& maps) {
     commit();
     wait<1>();
     pin(s);
-    exponentials(s, step);
+    own.mask(s, step);
+    exponentials(s, lse, c);
     wait<0>();
     pin(ds);
-    Left left = gradient(s);
+    Left left = gradient(ds, s, delta);
     pin(left);
     fence();
     multiply_columns(dq, left, own.keys(step));
@@ -138,147 +140,61 @@ __device__ __forceinline__ void own_queries(const Call& a, const Maps& maps) {
   flash::store_rows<64>(dq, shared + 2 * own.group * kTile + own.warp % 4 * 16 * 128, to, a.ld_dqkv, own.w0, a.seq);
 }
 
-// Scores are kept transposed, keys by queries; the queries of all heads of the group stream past.
 template <class S, bool Documents>
 __device__ __forceinline__ void own_keys(const Call& a, const Maps& maps) {
   extern __shared__ __align__(1024) char shared[];
-  constexpr int kStatBytes = (Documents ? 3 : 2) * kRows * 4;
-  const unsigned base = flash::shared_address(shared);
-  const Ring<S> ring{base + S::kBarriers};
-  const int k0 = static_cast<int>(blockIdx.y) * S::kOwned, last = a.seq - 1;
-  const int kv = blockIdx.x, b = blockIdx.z, heads = a.heads / a.kv_heads;
-  const int warp = flash::warp_index(), group = warp / 4, r0 = k0 + group * kRows;  // the warpgroup's keys
-  // The queries that see some of the block's keys, in whole tiles, for each head of the group.
-  const int q_end =
-      Documents ? flash::end_of_view(a.first + static_cast<std::int64_t>(b) * a.seq, min(k0 + S::kOwned - 1, last), k0, a.seq) : a.seq;
-  const int tiles = tiles_of(q_end - k0), steps = tiles * heads;
-  const bool loads = warp == 0 && lane() == 0;  // of the first warpgroup, whose keys all tiles see
-  int load_tile_at = 0, load_head = kv * heads;
-  const auto load_queries = [&](int step) {
-    if (step >= steps) return;
-    ring.claim(step);
-    const int h = load_head, tile = k0 / kRows + load_tile_at;
-    if (++load_tile_at == tiles) {
-      load_tile_at = 0;
-      ++load_head;
-    }
-    const unsigned to = base + S::kStream + step % S::kStages * 2 * kTile, full = ring.full(step);
-    barrier_arrive(full, 2 * kTile + kStatBytes);
-    load_tile(to, maps.qkv, h * 64, tile * kRows, b, full);
-    load_tile(to + kTile, maps.dout, h * 64, tile * kRows, b, full);
-    load_bytes(base + S::kStats + step % S::kStages * S::kStat, stats_of(a, b, h, tile), kStatBytes, full);
-  };
-  if (loads) ring.init();
-  __syncthreads();
-  if (loads) {
-    barrier_arrive(ring.owned(), 2 * S::kGroups * kTile);
-    for (int g = 0; g < S::kGroups; ++g) {
-      load_tile(base + 2 * g * kTile, maps.qkv, (a.heads + kv) * 64, k0 + g * kRows, b, ring.owned());
-      load_tile(base + (2 * g + 1) * kTile, maps.qkv, (a.heads + a.kv_heads + kv) * 64, k0 + g * kRows, b, ring.owned());
-    }
-    for (int step = 0; step < S::kLead; ++step) load_queries(step);
-  }
-  __syncwarp();
+  Keys<S, Documents> own(a, maps, shared);
+  const Ring<S>& ring = own.ring;
+  own.start();
 
   const float c = a.scale * kLog2e;
-  const std::uint64_t k = descriptor(base + 2 * group * kTile), v = descriptor(base + (2 * group + 1) * kTile);
-  const auto queries = [&](int step) { return descriptor(base + S::kStream + step % S::kStages * 2 * kTile); };
-  const auto douts = [&](int step) { return descriptor(base + S::kStream + step % S::kStages * 2 * kTile + kTile); };
-  const auto stats = [&](int step) {
-    return reinterpret_cast<const float*>(shared + S::kStats + step % S::kStages * S::kStat) + lane() % 4 * 2;
-  };
-  // The step after this one that has queries from the warpgroup's first key on, and its place among the tiles of its head.
-  int place = -1;
-  const auto step_after = [&](int step) {
-    for (;;) {
-      ++step;
-      if (++place == tiles) place = 0;
-      if (step >= steps || place >= group) return step;
-      ring.wait(step);
-      ring.release(step);
-    }
-  };
-
+  const std::uint64_t k = descriptor(own.base + 2 * own.group * kTile), v = descriptor(own.base + (2 * own.group + 1) * kTile);
   Block s, ds, dk, dv;
   flash::clear(dk);
   flash::clear(dv);
   flash::clear(ds);
-  const auto exponentials = [&](Block& p, int step, bool diagonal) {
-    const float* stat = stats(step);
-    const std::int32_t* first = reinterpret_cast<const std::int32_t*>(stat) + 2 * kRows;
-    const int row = warp % 4 * 16 + lane() / 4, column = lane() % 4 * 2;
-    if (diagonal) {
-#pragma unroll
-      for (int n = 0; n < 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          if (row + i / 2 * 8 > 8 * n + column + i % 2) s[0][n][i] = -INFINITY;
-    }
-    if (Documents && first[kRows - 1 - column] > r0) {
-#pragma unroll
-      for (int n = 0; n < 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          if (r0 + row + i / 2 * 8 < first[8 * n + i % 2]) s[0][n][i] = -INFINITY;
-    }
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const float2 lse = *reinterpret_cast<const float2*>(stat + 8 * n);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) p[0][n][i] = exp2_fast(fmaf(s[0][n][i], c, i % 2 == 0 ? -lse.x : -lse.y));
-    }
-  };
-  const auto gradient = [&](const Block& p, int step) {
-    const float* stat = stats(step) + kRows;
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const float2 delta = *reinterpret_cast<const float2*>(stat + 8 * n);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) ds[0][n][i] = p[0][n][i] * (ds[0][n][i] - (i % 2 == 0 ? delta.x : delta.y));
-    }
-    return Left(ds);
-  };
   barrier_wait(ring.owned(), 0);
-  int step = step_after(-1);
-  while (step < steps) {
-    if (loads) load_queries(step + S::kLead);
+  int step = own.step_after(-1);
+  while (step < own.steps) {
+    if (own.loads) own.load_queries(step + S::kLead);
     __syncwarp();
     ring.wait(step);
     fence();
-    multiply_rows(s, k, queries(step));
+    multiply_rows(s, k, own.queries(step));
     commit();
-    multiply_rows(ds, v, douts(step));
+    multiply_rows(ds, v, own.douts(step));
     commit();
     wait<1>();
     pin(s);
-    exponentials(s, step, place == group);
+    own.mask(s, step);
+    own.exponentials(s, step, c);
     Left left_p(s);
     pin(left_p);
     fence();
-    multiply_columns(dv, left_p, douts(step));
+    multiply_columns(dv, left_p, own.douts(step));
     commit();
     wait<1>();
     pin(ds);
-    Left left = gradient(s, step);
+    Left left = own.gradient(ds, s, step);
     pin(left);
     fence();
-    multiply_columns(dk, left, queries(step));
+    multiply_columns(dk, left, own.queries(step));
     commit();
     wait<0>();
     pin(left);
     pin(left_p);
     ring.release(step);
-    step = step_after(step);
+    step = own.step_after(step);
   }
   wait<0>();
   pin(dk);
   pin(dv);
   __syncthreads();  // nobody reads the keys any more
   flash::scale_by(dk, a.scale);
-  char* through = shared + 2 * group * kTile + warp % 4 * 16 * 128;
-  bf16* to = a.dqkv + static_cast<std::int64_t>(b) * a.seq * a.ld_dqkv + static_cast<std::int64_t>(a.heads + kv) * 64;
-  flash::store_rows<64>(dk, through, to, a.ld_dqkv, r0 + warp % 4 * 16, a.seq);
-  flash::store_rows<64>(dv, through + kTile, to + static_cast<std::int64_t>(a.kv_heads) * 64, a.ld_dqkv, r0 + warp % 4 * 16, a.seq);
+  char* through = shared + 2 * own.group * kTile + own.warp % 4 * 16 * 128;
+  bf16* to = a.dqkv + static_cast<std::int64_t>(own.b) * a.seq * a.ld_dqkv + static_cast<std::int64_t>(a.heads + own.kv) * 64;
+  flash::store_rows<64>(dk, through, to, a.ld_dqkv, own.r0 + own.warp % 4 * 16, a.seq);
+  flash::store_rows<64>(dv, through + kTile, to + static_cast<std::int64_t>(a.kv_heads) * 64, a.ld_dqkv, own.r0 + own.warp % 4 * 16, a.seq);
 }
 
 #endif

@@ -184,39 +184,6 @@ __device__ __forceinline__ void scale_by(float (&c)[MT][NT][4], float factor) {
       for (int i = 0; i < 4; ++i) c[m][n][i] *= factor;
 }
 
-// A warp's 16·MT queries from `begin` on, and the keys they see.
-template <bool Documents, int MT>
-struct Queries {
-  int begin, last;    // last < begin: there are none
-  const int* firsts;  // in shared memory: where the past begins for each of them, non-decreasing
-
-  __device__ __forceinline__ Queries(int from, int seq, const int* f) : begin(from), last(min(from + 16 * MT, seq) - 1), firsts(f) {}
-  // Of the row of elements 2r and 2r+1 of the fragments m.
-  __device__ __forceinline__ int position(int m, int r) const { return begin + 16 * m + 8 * r + lane() / 4; }
-  // Whether some query sees some of the keys key … key+n-1; whether all see all of them.
-  __device__ __forceinline__ bool see(int key, int n) const { return begin <= last && key <= last && (!Documents || key + n > firsts[0]); }
-  __device__ __forceinline__ bool all_see(int key, int n) const {
-    return key + n - 1 <= begin && (!Documents || key >= firsts[16 * MT - 1]);
-  }
-  // The scores of keys from `key` on: -∞ where the query does not see it.
-  template <int NT>
-  __device__ __forceinline__ void hide(float (&s)[MT][NT][4], int key) const {
-#pragma unroll
-    for (int m = 0; m < MT; ++m)
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int t = position(m, r), first = Documents ? firsts[t - begin] : 0;
-#pragma unroll
-        for (int n = 0; n < NT; ++n)
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int at = key + 8 * n + lane() % 4 * 2 + e;
-            if (at > t || at < first) s[m][n][2 * r + e] = -INFINITY;
-          }
-      }
-  }
-};
-
 // From `begin` on, the first query that sees nothing up to `key`: first is non-decreasing.
 __device__ __forceinline__ int end_of_view(const std::int32_t* first, int key, int begin, int seq) {
   int low = begin, high = seq;
