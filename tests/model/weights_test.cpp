@@ -174,6 +174,7 @@ struct Freezing {
 std::vector<Freezing> freezings() {
   const auto has = [](std::string part) { return [part](const Parameter& p) { return p.name.find(part) != std::string::npos; }; };
   return {{"norms", [](const Parameter& p) { return p.site != Site::none; }},
+          {"gains", [](const Parameter& p) { return p.role == Role::gamma; }},
           {"all but norms", [](const Parameter& p) { return p.site == Site::none; }},
           {"embedding", has("embed_tokens")},
           {"embedding's scale", has("shared_scale")},

@@ -2,6 +2,7 @@
 #include "ops/norm/norm.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cmath>
 #include <optional>
@@ -10,6 +11,7 @@
 
 #include "core/error.h"
 #include "ops/norm/methods.h"
+#include "tests/devices.h"
 #include "tests/ops/case.h"
 
 namespace bhyt::testing {
@@ -26,6 +28,7 @@ struct Extra {
   double calibration = 1;
   double aux = 0;
   bool stop = false;
+  std::set<std::string> frozen = {};  // parameters whose gradient nobody asks for
 };
 
 double map_value(Map map, double u) { return map == Map::tanh ? std::tanh(u) : map == Map::erf ? std::erf(u) : u; }
@@ -112,13 +115,14 @@ NormSite site_of(CaseTensors& c, const SitePlan& p) {
           .gate = value(c, "gate", p.seed),
           .direction = value(c, "direction", p.seed)};
 }
-NormGrads grads_of(CaseTensors& c, const SitePlan& p) {
-  return {.gamma = c.grad("gamma"),
-          .beta = gradient(c, "beta", p.beta),
-          .scale = gradient(c, "scale", p.scale != ScaleKind::none),
-          .shift = gradient(c, "shift", p.shift),
-          .gate = gradient(c, "gate", p.seed),
-          .direction = gradient(c, "direction", p.seed)};
+NormGrads grads_of(CaseTensors& c, const SitePlan& p, const Extra& e) {
+  const auto of = [&](const std::string& name, bool there) { return gradient(c, name, there && e.frozen.count(name) == 0); };
+  return {.gamma = of("gamma", true),
+          .beta = of("beta", p.beta),
+          .scale = of("scale", p.scale != ScaleKind::none),
+          .shift = of("shift", p.shift),
+          .gate = of("gate", p.seed),
+          .direction = of("direction", p.seed)};
 }
 
 // A site that looks at its own input.
@@ -145,7 +149,7 @@ Case exact_case(const std::string& name, const SitePlan& plan, std::int64_t n, s
   };
   k.backward = [=](CaseTensors& t) {
     if (e.add) copy(t.ctx(), t.grad("sum"), t.grad("x"));
-    norm_backward(t.ctx(), site_of(t, plan), grads_of(t, plan),
+    norm_backward(t.ctx(), site_of(t, plan), grads_of(t, plan, e),
                   {.x = e.add ? t["sum"] : t["x"],
                    .stats = t.scratch("stats", DType::f32, {2, n}),
                    .dz = t.grad("z"),
@@ -224,7 +228,7 @@ Case given_case(const std::string& name, const SitePlan& plan, std::int64_t n, s
     // The auxiliary output's cotangent is the weight of the auxiliary loss.
     const double aux = e.aux > 0 ? to_doubles(t.ctx(), t.grad("aux"))[0] : 0;
     const Given g = given(t, aux);
-    norm_backward(t.ctx(), site_of(t, plan), grads_of(t, plan),
+    norm_backward(t.ctx(), site_of(t, plan), grads_of(t, plan, e),
                   {.x = t["x"],
                    .dz = t.grad("z"),
                    .dx = e.aux > 0 ? t.scratch("dx", t.dtype(), {n, c}) : t.grad("x"),
@@ -316,6 +320,40 @@ std::vector<Case> benchmarks() {
 }
 
 OP_CASES(Norm, tests, benchmarks)
+
+// ---- parameters that are not trained
+
+// Every output and gradient of a case, to the bit.
+std::map<std::string, std::vector<char>> bits_of(const Case& c, Context& ctx, DType type) {
+  Arrays cotangents;
+  for (const Output& out : c.outputs) cotangents[out.name] = draw({{out.name, out.shape}}, type, 7).at(out.name);
+  CaseTensors tensors(c, ctx, type);
+  tensors.load(draw(c.inputs, type), cotangents);
+  c.forward(tensors);
+  c.backward(tensors);
+  return tensors.bytes();
+}
+
+void check_frozen(Context& ctx, const std::string& name, const SitePlan& site, DType type, std::int64_t rows, std::int64_t cols) {
+  const auto whole = bits_of(site_case(name, site, rows, cols), ctx, type);
+  for (const std::set<std::string>& frozen :
+       std::vector<std::set<std::string>>{{"gamma"}, {"beta"}, {"gamma", "gate"}, {"gamma", "beta", "gate", "direction"}})
+    for (const auto& [what, bits] : bits_of(site_case(name, site, rows, cols, {.frozen = frozen}), ctx, type)) {
+      SCOPED_TRACE(fmt::format("{} {}x{} {} on {}: {} without {}", name, rows, cols, name_of(type), name_of(ctx.device()), what,
+                               fmt::join(frozen, ", ")));
+      EXPECT_TRUE(frozen.count(what.substr(1)) > 0 ? bits == std::vector<char>(bits.size()) : bits == whole.at(what));
+    }
+}
+
+// The sums of frozen parameters are not made, and nothing else changes for it. 20000 rows: more than a GPU works on at a time.
+TEST(Norm, FrozenParametersLeaveTheOtherGradientsTheirBits) {
+  for (Context& ctx : test::contexts())
+    for (const auto& [name, site] : distinct_sites())
+      for (const DType type : {DType::f32, DType::bf16}) {
+        for (const std::int64_t cols : {33, 64, 300}) check_frozen(ctx, name, site, type, 150, cols);
+        if (ctx.device().is_cuda()) check_frozen(ctx, name, site, type, 20000, 64);
+      }
+}
 
 // ---- the table and its options
 

@@ -174,14 +174,41 @@ __global__ void __launch_bounds__(S::threads, Plain&& S::K == 4 ? 1024 / S::thre
   }
 }
 
-// W: how many column sums are wanted: dγ; dγ and dβ; dγ, dg and db. part [blocks, W, C], scalars [blocks, kScalars]. The constant output
-// factor is in γ and g from the start; the sums that hold neither get it in columns_kernel.
-template <class T, class M, class S, int W>
+// Of the groups of this block, in order: acc's column sums, to the block's own place. column_sums: [C], of the groups so far where a block
+// has several.
+template <class T, class S, int W>
+__device__ __forceinline__ void store_columns(const float (&acc)[W][S::K][Vec<T>::n], int c, float* column_sums, float* part) {
+  constexpr int V = Vec<T>::n, G = S::G, K = S::K, groups = S::groups;
+#pragma unroll
+  for (int w = 0; w < W; ++w) {
+    float* to = part + (static_cast<std::int64_t>(blockIdx.x) * W + w) * c;
+    for (int group = 0; group < groups; ++group) {
+      if (groups > 1) __syncthreads();
+      if (static_cast<int>(threadIdx.x) / G != group) continue;
+#pragma unroll
+      for (int k = 0; k < K; ++k)
+        if (const int col = column<T, G>(k); col < c)
+#pragma unroll
+          for (int i = 0; i < V; i += 4) {
+            float4 s = make_float4(acc[w][k][i], acc[w][k][i + 1], acc[w][k][i + 2], acc[w][k][i + 3]);
+            if (group > 0) {
+              const float4 m = *reinterpret_cast<const float4*>(column_sums + col + i);
+              s = add(s, m);
+            }
+            *reinterpret_cast<float4*>((group == groups - 1 ? to : column_sums) + col + i) = s;
+          }
+    }
+  }
+}
+
+// W: which column sums there are: dγ; dγ and dβ; dγ, dg and db. Columns: whether someone wants them. part [blocks, W, C], scalars
+// [blocks, kScalars]. The constant output factor is in γ and g from the start; the sums that hold neither get it in columns_kernel.
+template <class T, class M, class S, int W, bool Columns>
 __global__ void __launch_bounds__(S::threads, W == 1 && S::K == 2 ? 512 / S::threads : 1)
     backward_kernel(NormParams p, Matrix<T> x, Matrix<T> dz, Matrix<T> dx, bool accumulate, float* part, float* scalars) {
   constexpr int V = Vec<T>::n, G = S::G, K = S::K, groups = S::groups;
   __shared__ float warp_sums[2][32];
-  extern __shared__ float column_sums[];  // [C], of the groups so far where a block has several
+  extern __shared__ float column_sums[];
   int side = 0;
   const bool first = threadIdx.x % G == 0;
   const float shift = p.shift ? *p.shift : 0.f;
@@ -236,12 +263,12 @@ __global__ void __launch_bounds__(S::threads, W == 1 && S::K == 2 ? 512 / S::thr
       for (int i = 0; i < V; ++i) {
         const float centred = v[k][i] - r.mean, u = r.a * centred + shift, y = M::value(u), d = g[k][i];
         float gain = gamma[k][i];
-        acc[0][k][i] += d * y;
-        if constexpr (W == 2) acc[1][k][i] += d;
+        if constexpr (Columns) acc[0][k][i] += d * y;
+        if constexpr (Columns && W == 2) acc[1][k][i] += d;
         if constexpr (W == 3) {
           const float gate = p.out_factor * gates[i];
           gain += t * gate;
-          acc[1][k][i] += t * d * y;
+          if constexpr (Columns) acc[1][k][i] += t * d * y;
           dt += d * y * gate;
         }
         g[k][i] = gain * d * M::slope(u, y);
@@ -267,33 +294,13 @@ __global__ void __launch_bounds__(S::threads, W == 1 && S::K == 2 ? 512 / S::thr
         out[i] += r.a * g[k][i] + through.slope * v[k][i] + through.level;
         if constexpr (W == 3) {
           out[i] += dp * b[i];
-          acc[2][k][i] += dp * v[k][i];
+          if constexpr (Columns) acc[2][k][i] += dp * v[k][i];
         }
       }
       Vec<T>::store(dx.data + row * dx.ld + col, out);
     }
   }
-  // Over the groups of this block, in order; then to the block's own place.
-#pragma unroll
-  for (int w = 0; w < W; ++w) {
-    float* to = part + (static_cast<std::int64_t>(blockIdx.x) * W + w) * p.c;
-    for (int group = 0; group < groups; ++group) {
-      if (groups > 1) __syncthreads();
-      if (static_cast<int>(threadIdx.x) / G != group) continue;
-#pragma unroll
-      for (int k = 0; k < K; ++k)
-        if (const int col = column<T, G>(k); col < p.c)
-#pragma unroll
-          for (int i = 0; i < V; i += 4) {
-            float4 s = make_float4(acc[w][k][i], acc[w][k][i + 1], acc[w][k][i + 2], acc[w][k][i + 3]);
-            if (group > 0) {
-              const float4 m = *reinterpret_cast<const float4*>(column_sums + col + i);
-              s = add(s, m);
-            }
-            *reinterpret_cast<float4*>((group == groups - 1 ? to : column_sums) + col + i) = s;
-          }
-    }
-  }
+  if constexpr (Columns) store_columns<T, S>(acc, p.c, column_sums, part);
   float sums[kScalars] = {total.scale, total.shift, total.ms_correction, total.constant_correction};
 #pragma unroll
   for (int k = 0; k < kScalars; ++k) sums[k] = group_sum<S::threads>(sums[k], warp_sums, side);
@@ -398,14 +405,18 @@ template <class T, class M, int W>
 void launch_backward(Context& ctx, const NormParams& p, const NormGrads& grads, const NormBackward& call) {
   with_backward_shape<T>(p.c, [&](auto shape) {
     using S = decltype(shape);
-    auto kernel = backward_kernel<T, M, S, W>;
+    const bool wanted = grads.columns();
+    const auto whole = backward_kernel<T, M, S, W, true>;
+    const auto kernel = wanted ? whole : backward_kernel < T, M, S, W == 2 ? 1 : W, false > ;
     const std::size_t shared = S::groups > 1 ? static_cast<std::size_t>(p.c) * sizeof(float) : 0;
+    // With or without columns, rows are shared out the same way, and the scalars' gradients have the same bits.
     const int blocks =
-        static_cast<int>(std::min<std::int64_t>(blocks_for(p.n, S::groups), resident_blocks(ctx, kernel, S::threads, shared)));
-    const std::size_t columns = static_cast<std::size_t>(blocks) * W * p.c;
+        static_cast<int>(std::min<std::int64_t>(blocks_for(p.n, S::groups), resident_blocks(ctx, whole, S::threads, shared)));
+    const std::size_t columns = wanted ? static_cast<std::size_t>(blocks) * W * p.c : 0;
     float* part = static_cast<float*>(ctx.scratch((columns + static_cast<std::size_t>(blocks) * kScalars) * sizeof(float)));
     kernel<<<blocks, S::threads, shared, stream(ctx)>>>(p, matrix<T>(call.x), matrix<T>(call.dz), matrix<T>(call.dx), call.accumulate, part,
                                                         part + columns);
+    if (!wanted) return add_scalars(ctx, part, blocks, scalar_targets(grads, call.given));
     const ColumnTargets targets{{pointer(grads.gamma), W == 3 ? pointer(grads.gate) : pointer(grads.beta), pointer(grads.direction)},
                                 {p.out_factor, p.out_factor, 1}};
     columns_kernel<<<dim3(blocks_for(p.c, 32) + 1, W), dim3(8, 32), 0, stream(ctx)>>>(part, blocks, W, p.c, targets, part + columns,

@@ -34,6 +34,7 @@ struct NormSite {
 // Where the gradients of a site's parameters are added; fp32, empty = not wanted.
 struct NormGrads {
   Tensor gamma, beta, scale, shift, gate, direction;
+  bool columns() const { return gamma || beta || gate || direction; }  // whether some sum over the rows of every column is wanted
 };
 
 // The second site's statistic without looking at its input: s̃² = calibration · (ms·(1 + ms_correction) + constant_correction·C).

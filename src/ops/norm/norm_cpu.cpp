@@ -124,8 +124,8 @@ BHYT_BOTH void map_loop(const T* x, T* z, std::int64_t c, RowScale s, float shif
   }
 }
 
-// du = γ·dz·f'(u) into du; γ's and β's gradients into dgamma and dbeta.
-template <class M, class T>
+// du = γ·dz·f'(u) into du; γ's and β's gradients into dgamma (Gain: wanted) and dbeta (null: not wanted).
+template <class M, bool Gain, class T>
 BHYT_BOTH RowSums slope_loop(const T* x, const T* dz, float* du, std::int64_t c, RowScale s, float shift, const float* gamma, float* dgamma,
                              float* dbeta) {
   const M map;
@@ -135,7 +135,7 @@ BHYT_BOTH RowSums slope_loop(const T* x, const T* dz, float* du, std::int64_t c,
     const float centred = to_float(x[j]) - s.mean, d = to_float(dz[j]), u = s.a * centred + shift, y = map.value(u);
     const float g = gamma[j] * d * map.slope(u, y);
     du[j] = g;
-    dgamma[j] += d * y;
+    if constexpr (Gain) dgamma[j] += d * y;
     s1 += g * centred;
     s0 += g;
   }
@@ -153,7 +153,8 @@ BHYT_BOTH RowSums slope_loop(const T* x, const T* dz, float* du, std::int64_t c,
   }                                                                                                                                 \
   BHYT_CLONES RowSums slope_row(M, const T* x, const T* dz, float* du, std::int64_t c, RowScale s, float shift, const float* gamma, \
                                 float* dgamma, float* dbeta) {                                                                      \
-    return slope_loop<M>(x, dz, du, c, s, shift, gamma, dgamma, dbeta);                                                             \
+    return dgamma ? slope_loop<M, true>(x, dz, du, c, s, shift, gamma, dgamma, dbeta)                                               \
+                  : slope_loop<M, false>(x, dz, du, c, s, shift, gamma, dgamma, dbeta);                                             \
   }
 BHYT_MAP_ROWS(IdMap, float)
 BHYT_MAP_ROWS(IdMap, bf16)
@@ -168,8 +169,8 @@ BHYT_BOTH void gated_loop(const T* x, T* z, std::int64_t c, float a, float t, co
   for (std::int64_t j = 0; j < c; ++j) z[j] = from_float<T>((gamma[j] + t * gate[j]) * (a * to_float(x[j])));
 }
 
-// SeeDNorm: z = (γ + t·g) ⊙ u, u = a·x, t = tanh(x·b). Returns Σ du·x, and in s0 the gradient of t.
-template <class T>
+// SeeDNorm: z = (γ + t·g) ⊙ u, u = a·x, t = tanh(x·b). Returns Σ du·x, and in s0 the gradient of t; γ's and g's where wanted (Gain).
+template <bool Gain, class T>
 BHYT_BOTH RowSums gated_slope_loop(const T* x, const T* dz, float* du, std::int64_t c, float a, float t, const float* gamma,
                                    const float* gate, float* dgamma, float* dgate) {
   float s1 = 0, dt = 0;
@@ -177,8 +178,10 @@ BHYT_BOTH RowSums gated_slope_loop(const T* x, const T* dz, float* du, std::int6
   for (std::int64_t j = 0; j < c; ++j) {
     const float v = to_float(x[j]), d = to_float(dz[j]), y = a * v, g = (gamma[j] + t * gate[j]) * d, w = d * y;
     du[j] = g;
-    dgamma[j] += w;
-    dgate[j] += t * w;
+    if constexpr (Gain) {
+      dgamma[j] += w;
+      dgate[j] += t * w;
+    }
     dt += w * gate[j];
     s1 += g * v;
   }
@@ -219,7 +222,8 @@ BHYT_BOTH void input_loop(const float* du, const T* x, std::int64_t c, float a, 
   }                                                                                                                                    \
   BHYT_CLONES RowSums gated_slope_row(const T* x, const T* dz, float* du, std::int64_t c, float a, float t, const float* gamma,        \
                                       const float* gate, float* dgamma, float* dgate) {                                                \
-    return gated_slope_loop(x, dz, du, c, a, t, gamma, gate, dgamma, dgate);                                                           \
+    return dgamma ? gated_slope_loop<true>(x, dz, du, c, a, t, gamma, gate, dgamma, dgate)                                             \
+                  : gated_slope_loop<false>(x, dz, du, c, a, t, gamma, gate, dgamma, dgate);                                           \
   }                                                                                                                                    \
   BHYT_CLONES void input_row(const float* du, const T* x, std::int64_t c, float a, float slope, float level, bool accumulate, T* dx) { \
     input_loop(du, x, c, a, slope, level, accumulate, dx);                                                                             \
@@ -284,16 +288,25 @@ void forward_rows(const Site& s, const NormForward& call, std::int64_t begin, st
 
 // The sums over rows that one block of rows collects.
 struct Partial {
-  std::unique_ptr<float[]> columns;  // dγ, dβ, dg, db: [4, C]
+  std::unique_ptr<float[]> columns;                                                    // [4, C], or none where none are wanted
+  float *dgamma = nullptr, *dbeta = nullptr, *dgate = nullptr, *ddirection = nullptr;  // in columns; null: not wanted
   ScalarSums<double> scalars;
+
+  // γ and g of SeeDNorm are summed together.
+  void want(const NormGrads& grads, std::int64_t c) {
+    if (!grads.columns()) return;
+    columns = std::make_unique<float[]>(static_cast<std::size_t>(4 * c));
+    if (grads.gamma || grads.gate) dgamma = columns.get(), dgate = columns.get() + 2 * c;
+    if (grads.beta) dbeta = columns.get() + c;
+    if (grads.direction) ddirection = columns.get() + 3 * c;
+  }
 };
 
 template <class T, class M>
 void backward_rows(const Site& s, const NormBackward& call, std::int64_t begin, std::int64_t end, Partial& p) {
   std::vector<float> buffer(static_cast<std::size_t>(s.c));
   float* du = buffer.data();
-  p.columns = std::make_unique<float[]>(static_cast<std::size_t>(4 * s.c));
-  float *dgamma = p.columns.get(), *dbeta = s.beta ? dgamma + s.c : nullptr, *dgate = dgamma + 2 * s.c, *ddirection = dgamma + 3 * s.c;
+  const auto at = [](float* sums, std::int64_t j) { return sums ? sums + j : nullptr; };
   for (std::int64_t i = begin; i < end; ++i) {
     const T *x = call.x.as<T>() + i * call.x.ld, *dz = call.dz.as<T>() + i * call.dz.ld;
     const RowStats stats = kept_stats(s, i);
@@ -302,13 +315,13 @@ void backward_rows(const Site& s, const NormBackward& call, std::int64_t begin, 
     T* dx = call.dx.as<T>() + i * call.dx.ld;
     RowSums sums;
     if (s.gate) {
-      sums = gated_slope_row(x, dz, du, s.c, r.a, t, s.gamma, s.gate, dgamma, dgate);
+      sums = gated_slope_row(x, dz, du, s.c, r.a, t, s.gamma, s.gate, p.dgamma, p.dgate);
     } else {
       for (std::int64_t j = 0; j < s.c; j += kPiece) {
         const std::int64_t n = std::min(kPiece, s.c - j);
         if (call.accumulate) fetch(dx + j, n);
         const RowSums part =
-            slope_row(RowMap<M, T>{}, x + j, dz + j, du + j, n, r, s.shift_value, s.gamma + j, dgamma + j, dbeta ? dbeta + j : nullptr);
+            slope_row(RowMap<M, T>{}, x + j, dz + j, du + j, n, r, s.shift_value, s.gamma + j, at(p.dgamma, j), at(p.dbeta, j));
         sums.s1 += part.s1;
         sums.s0 += part.s0;
       }
@@ -317,7 +330,7 @@ void backward_rows(const Site& s, const NormBackward& call, std::int64_t begin, 
     if (s.gate) {  // x·b reaches every element through b: folded into du, so that dx is rounded once
       const float dp = sums.s0 * (1 - t * t);
       axpy(dp / r.a, s.direction, du, s.c);
-      axpy(dp, x, ddirection, s.c);
+      if (p.ddirection) axpy(dp, x, p.ddirection, s.c);
     }
     for (std::int64_t j = 0; j < s.c; j += kPiece) {
       const std::int64_t n = std::min(kPiece, s.c - j);
@@ -385,6 +398,7 @@ void norm_backward(Context& ctx, const NormSite& site, const NormGrads& grads, c
   s.dms_in = pointer(call.dms);
   std::vector<Partial> parts(static_cast<std::size_t>((s.n + kBlock - 1) / kBlock));
   each_block(ctx, call.x, site.map, [&](auto t, auto m, std::size_t block, std::int64_t begin, std::int64_t end) {
+    parts[block].want(grads, s.c);
     backward_rows<decltype(t), decltype(m)>(s, call, begin, end, parts[block]);
   });
   // dz is that of the scaled output: what the rows summed without γ, β and g still lacks the factor.

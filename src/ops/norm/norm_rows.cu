@@ -149,6 +149,7 @@ void norm_backward_rows(Context& ctx, const NormSite& site, const NormGrads& gra
       using M = decltype(m);
       backward_kernel<T, M><<<static_cast<unsigned>(p.n), kThreads, 0, stream(ctx)>>>(
           p, call.x.as<T>(), call.x.ld, call.dz.as<T>(), call.dz.ld, call.dx.as<T>(), call.dx.ld, call.accumulate, scalars, dps);
+      if (!grads.columns()) return;
       columns_kernel<T, M><<<blocks_for(p.c, 32), dim3(32, 8), 0, stream(ctx)>>>(p, call.x.as<T>(), call.x.ld, call.dz.as<T>(), call.dz.ld,
                                                                                  dps, pointer(grads.gamma), pointer(grads.beta),
                                                                                  pointer(grads.gate), pointer(grads.direction));
