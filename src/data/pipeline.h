@@ -10,95 +10,111 @@
 
 namespace bhyt {
 
-// make(item) → false when there is no more (one thread); work(item) (any thread); use(item) in the order made (the calling thread).
-// Items are reused, so their buffers keep their memory; at most 2·threads + 2 are alive. An exception in make or work surfaces where
-// the item would have been used, so the first error in order wins on any number of threads.
+// ordered_pipeline (below) on several threads: one makes, `threads` work, the calling one uses.
 template <class Item, class Make, class Work, class Use>
-void ordered_pipeline(int threads, Make&& make, Work&& work, Use&& use) {
-  if (threads <= 1) {
-    Item item;
-    while (make(item)) {
-      work(item);
-      use(item);
-    }
-    return;
+class OrderedPipeline {
+ public:
+  OrderedPipeline(int threads, Make& make, Work& work, Use& use)
+      : threads_(threads), make_(make), work_(work), use_(use), slots_(static_cast<std::size_t>(2 * threads + 2)) {}
+  ~OrderedPipeline() {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
   }
+  OrderedPipeline(const OrderedPipeline&) = delete;
+  OrderedPipeline& operator=(const OrderedPipeline&) = delete;
+
+  void run() {
+    pool_.emplace_back([this] { make_items(); });
+    for (int i = 0; i < threads_; ++i) pool_.emplace_back([this] { work_on_items(); });
+    use_items();
+  }
+
+ private:
   struct Slot {
     Item item;
     bool done = false;
     std::exception_ptr error;
   };
-  std::vector<Slot> slots(static_cast<std::size_t>(2 * threads + 2));
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::uint64_t made = 0, taken = 0, used = 0;  // slots [used, made) are alive
-  bool ended = false, stopping = false;
-  const auto slot = [&](std::uint64_t i) -> Slot& { return slots[i % slots.size()]; };
+  Slot& slot(std::uint64_t i) { return slots_[i % slots_.size()]; }
 
-  const auto maker = [&] {
-    std::unique_lock lock(mutex);
-    while (!stopping && !ended) {
-      changed.wait(lock, [&] { return stopping || made - used < slots.size(); });
-      if (stopping) break;
-      Slot& s = slot(made);
+  void make_items() {
+    std::unique_lock lock(mutex_);
+    while (!stopping_ && !ended_) {
+      changed_.wait(lock, [&] { return stopping_ || made_ - used_ < slots_.size(); });
+      if (stopping_) break;
+      Slot& s = slot(made_);
       s.done = false;
       s.error = nullptr;
       lock.unlock();
       bool more = false;
       try {
-        more = make(s.item);
+        more = make_(s.item);
       } catch (...) {
         s.error = std::current_exception();
       }
       lock.lock();
-      ended = !more;
-      if (more || s.error) ++made;
-      changed.notify_all();
+      ended_ = !more;
+      if (more || s.error) ++made_;
+      changed_.notify_all();
     }
-  };
-  const auto worker = [&] {
-    std::unique_lock lock(mutex);
+  }
+
+  void work_on_items() {
+    std::unique_lock lock(mutex_);
     for (;;) {
-      changed.wait(lock, [&] { return stopping || taken < made || ended; });
-      if (stopping || taken == made) return;
-      Slot& s = slot(taken++);
+      changed_.wait(lock, [&] { return stopping_ || taken_ < made_ || ended_; });
+      if (stopping_ || taken_ == made_) return;
+      Slot& s = slot(taken_++);
       lock.unlock();
       try {
-        if (!s.error) work(s.item);
+        if (!s.error) work_(s.item);
       } catch (...) {
         s.error = std::current_exception();
       }
       lock.lock();
       s.done = true;
-      changed.notify_all();
+      changed_.notify_all();
     }
-  };
+  }
 
-  std::vector<std::jthread> pool;
-  struct Stop {
-    std::mutex& mutex;
-    std::condition_variable& changed;
-    bool& stopping;
-    ~Stop() {
-      std::lock_guard lock(mutex);
-      stopping = true;
-      changed.notify_all();
+  void use_items() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [&] { return (used_ < made_ && slot(used_).done) || (ended_ && used_ == made_); });
+      if (used_ == made_) return;
+      Slot& s = slot(used_);
+      lock.unlock();
+      if (s.error) std::rethrow_exception(s.error);
+      use_(s.item);
+      lock.lock();
+      ++used_;
+      changed_.notify_all();
     }
-  } stop{mutex, changed, stopping};  // destroyed before the threads are joined
-  pool.emplace_back(maker);
-  for (int i = 0; i < threads; ++i) pool.emplace_back(worker);
+  }
 
-  std::unique_lock lock(mutex);
-  for (;;) {
-    changed.wait(lock, [&] { return (used < made && slot(used).done) || (ended && used == made); });
-    if (used == made) return;
-    Slot& s = slot(used);
-    lock.unlock();
-    if (s.error) std::rethrow_exception(s.error);
-    use(s.item);
-    lock.lock();
-    ++used;
-    changed.notify_all();
+  int threads_;
+  Make& make_;
+  Work& work_;
+  Use& use_;
+  std::vector<Slot> slots_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::uint64_t made_ = 0, taken_ = 0, used_ = 0;  // slots [used, made) are alive
+  bool ended_ = false, stopping_ = false;
+  std::vector<std::jthread> pool_;  // the last member: joined before the others go
+};
+
+// make(item) → false when there is no more (one thread); work(item) (any thread); use(item) in the order made (the calling thread).
+// Items are reused, so their buffers keep their memory; at most 2·threads + 2 are alive. An exception in make or work surfaces where
+// the item would have been used, so the first error in order wins on any number of threads.
+template <class Item, class Make, class Work, class Use>
+void ordered_pipeline(int threads, Make&& make, Work&& work, Use&& use) {
+  if (threads > 1) return OrderedPipeline<Item, Make, Work, Use>(threads, make, work, use).run();
+  Item item;
+  while (make(item)) {
+    work(item);
+    use(item);
   }
 }
 
