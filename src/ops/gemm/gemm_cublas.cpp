@@ -44,8 +44,8 @@ struct Library {
   Library& operator=(const Library&) = delete;
 };
 
-// RAII for the library's descriptors.
-template <class H, cublasStatus_t (*Destroy)(H)>
+// RAII for the library's descriptors, and for what measuring takes.
+template <class H, auto Destroy>
 struct Handle {
   H h = nullptr;
   Handle() = default;
@@ -58,6 +58,8 @@ struct Handle {
 using Layout = Handle<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
 using Description = Handle<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
 using Preference = Handle<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
+using Event = Handle<cudaEvent_t, cudaEventDestroy>;
+using Memory = Handle<void*, cudaFree>;
 
 cudaDataType_t type_of(DType t) { return t == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
 
@@ -141,22 +143,19 @@ float measure(Context& ctx, const Problem& p, const cublasLtMatmulAlgo_t& algori
 // best stand in the library's order, so that noise decides less.
 cublasLtMatmulAlgo_t choose(Context& ctx, const Problem& p) {
   const auto all = candidates(ctx, p, kCandidates);
-  void* out = nullptr;
+  Memory out;
   const std::size_t bytes = static_cast<std::size_t>(p.c.rows() * p.c.ld) * size_of(p.c.dtype);
-  if (cudaMalloc(&out, bytes) != cudaSuccess) {
+  if (cudaMalloc(&out.h, bytes) != cudaSuccess) {
     cudaGetLastError();
     return all.front();
   }
-  cudaEvent_t begin, end;
-  BHYT_CUDA(cudaEventCreate(&begin));
-  BHYT_CUDA(cudaEventCreate(&end));
+  Event begin, end;
+  BHYT_CUDA(cudaEventCreate(&begin.h));
+  BHYT_CUDA(cudaEventCreate(&end.h));
   std::vector<float> best(all.size(), HUGE_VALF);
   for (int round = 0; round < 4; ++round)
     for (std::size_t i = 0; i < all.size(); ++i)
-      if (const float ms = measure(ctx, p, all[i], out, begin, end); round > 0 && ms >= 0) best[i] = std::min(best[i], ms);
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
-  BHYT_CUDA(cudaFree(out));
+      if (const float ms = measure(ctx, p, all[i], out.h, begin.h, end.h); round > 0 && ms >= 0) best[i] = std::min(best[i], ms);
   const float least = *std::min_element(best.begin(), best.end());
   const auto chosen = std::find_if(best.begin(), best.end(), [&](float ms) { return ms <= least * 1.01f; });
   return all[static_cast<std::size_t>(chosen - best.begin())];
