@@ -47,7 +47,7 @@ class Context {
   void release(void* p) noexcept;
 
   // For partial results of the operation that asks, good until the next one asks for the same Use; grows, never shrinks.
-  enum class Use : std::uint8_t { partial_sums, workspace, library };
+  enum class Use : std::uint8_t { partial_sums, workspace };
   void* scratch(std::size_t bytes, Use use = Use::partial_sums);
   std::uint64_t scratch_version() const { return scratch_version_; }            // another one when scratch has moved
   WorkerScratch worker_scratch(std::int64_t floats, Use use = Use::workspace);  // on the CPU, for each worker of a loop
@@ -86,7 +86,7 @@ class Context {
     void* data = nullptr;
     std::size_t bytes = 0;
   };
-  Scratch scratch_[3];
+  Scratch scratch_[2];  // one for each Use
   std::uint64_t scratch_version_ = 0;
   std::unordered_map<std::type_index, std::shared_ptr<void>> kept_;
   bool settled_ = false;

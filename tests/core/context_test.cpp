@@ -41,7 +41,7 @@ TEST(Settled, AnOperationThatTakesMemoryThrowsAndIsNamed) {
     as_operation(ctx, [&] { ctx.scratch(kMegabyte); });  // there already
     const std::string expected = "[sample] expected everything to be ready in a settled context, but the operation takes memory";
     EXPECT_EQ(message_of([&] { as_operation(ctx, [&] { ctx.scratch(2 * kMegabyte); }); }), expected);
-    EXPECT_EQ(message_of([&] { as_operation(ctx, [&] { ctx.scratch(1, Context::Use::library); }); }), expected);
+    EXPECT_EQ(message_of([&] { as_operation(ctx, [&] { ctx.scratch(1, Context::Use::workspace); }); }), expected);
     EXPECT_EQ(message_of([&] { as_operation(ctx, [&] { const OwnedTensor t(ctx, DType::f32, {4}); }); }), expected);
     as_operation(ctx, [&] { ctx.scratch(kMegabyte); });  // what was refused left the rest as it was
     ctx.settled(false);

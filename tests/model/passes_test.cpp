@@ -17,7 +17,7 @@ namespace {
 std::vector<ArenaSpan> spans_of(const Parameters& parameters) {
   std::vector<ArenaSpan> spans;
   for (const Parameter& p : parameters.list())
-    if (!p.frozen) spans.push_back({p.offset, p.size, p.value, p.decays, false});
+    if (!p.frozen) spans.push_back({p.offset, p.size, p.value, p.decays});
   return spans;
 }
 

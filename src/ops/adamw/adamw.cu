@@ -33,7 +33,7 @@ bool same(const std::vector<ArenaSpan>& a, const std::vector<ArenaSpan>& b) {
   if (a.size() != b.size()) return false;
   for (std::size_t i = 0; i < a.size(); ++i)
     if (a[i].offset != b[i].offset || a[i].size != b[i].size || a[i].value.data != b[i].value.data ||
-        a[i].value.dtype != b[i].value.dtype || a[i].decays != b[i].decays || a[i].frozen != b[i].frozen)
+        a[i].value.dtype != b[i].value.dtype || a[i].decays != b[i].decays)
       return false;
   return true;
 }
@@ -42,12 +42,10 @@ const Table& table(Context& ctx, const std::vector<ArenaSpan>& spans) {
   Table& t = ctx.keep<Table>();
   if (t.chunks.t && same(t.spans, spans)) return t;
   std::vector<Chunk> chunks;
-  for (const ArenaSpan& s : spans) {
-    if (s.frozen) continue;
+  for (const ArenaSpan& s : spans)
     for (std::int64_t at = 0; at < s.size; at += kChunk)
       chunks.push_back({s.offset + at, static_cast<char*>(s.value.data) + static_cast<std::size_t>(at) * size_of(s.value.dtype),
                         static_cast<int>(std::min(kChunk, s.size - at)), s.value.dtype == DType::bf16, s.decays});
-  }
   const auto count = static_cast<std::int64_t>(chunks.size());
   t.chunks = OwnedTensor(ctx, DType::u8, {count * static_cast<std::int64_t>(sizeof(Chunk))});
   t.partial = OwnedTensor(ctx, DType::f64, {count});

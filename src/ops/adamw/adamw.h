@@ -15,7 +15,6 @@ struct ArenaSpan {
   std::int64_t offset = 0, size = 0;
   Tensor value;
   bool decays = false;
-  bool frozen = false;
 };
 
 struct AdamW {
@@ -27,7 +26,7 @@ struct AdamW {
   // A norm or a loss that is not finite leaves everything as it was (the caller reads them and records the skipped step).
 };
 
-// norm fp32 [1] = √Σ g² over the spans that are not frozen; the sum is cut by size, not by threads.
+// norm fp32 [1] = √Σ g² over the spans; the sum is cut by size, not by threads.
 void gradient_norm(Context& ctx, const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm);
 
 // gradients, m, v: fp32, one arena each; low_bits: uint16 likewise, empty when no value is bf16.

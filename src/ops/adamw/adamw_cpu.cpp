@@ -18,7 +18,7 @@ struct Piece {
 std::vector<Piece> pieces_of(const std::vector<ArenaSpan>& spans) {
   std::vector<Piece> pieces;
   for (const ArenaSpan& s : spans)
-    for (std::int64_t i = 0; !s.frozen && i < s.size; i += kPiece) pieces.push_back({&s, i, std::min(kPiece, s.size - i)});
+    for (std::int64_t i = 0; i < s.size; i += kPiece) pieces.push_back({&s, i, std::min(kPiece, s.size - i)});
   return pieces;
 }
 
