@@ -1,5 +1,7 @@
 // A Llama-style model: its description and its weights. It does not change while passes run over it (train_pass.h, score_pass.h,
-// decode_pass.h); several may at once.
+// decode_pass.h); several may at once. On a GPU every context has a stream of its own: a pass in another context than the model's is not
+// ordered against what is done to the weights in that one (loading, an optimizer's step, refresh_constants). Whoever does both waits in
+// between (Context::synchronize).
 #pragma once
 
 #include <memory>
