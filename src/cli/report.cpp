@@ -9,6 +9,7 @@
 #include "cli/cli.h"
 #include "cli/commands.h"
 #include "report/page.h"
+#include "report/verdict.h"
 
 namespace bhyt::cli {
 
@@ -23,7 +24,7 @@ Json describe(const report::Run& r) {
           {"steps", static_cast<std::int64_t>(r.steps())},
           {"tokens", r.tokens.empty() ? Json() : Json(static_cast<std::int64_t>(r.tokens.last()))},
           {"loss", number(r.loss.last())},
-          {"valid_loss", number(r.valid.last())},
+          {"valid_loss", number(r.valid.final_value())},
           {"floor", r.floor ? Json(*r.floor) : Json()},
           {"above_floor", number(r.above_floor())},
           {"seconds", number(r.seconds.last())},
@@ -34,7 +35,8 @@ Json describe(const report::Run& r) {
 std::string line(const report::Run& r, std::size_t width) {
   std::string out = fmt::format("{:<{}}  step {:.0f}", r.name, width, r.steps());
   if (std::isfinite(r.loss.last())) out += fmt::format("  loss {:.4f}", r.loss.last());
-  if (std::isfinite(r.valid.last())) out += fmt::format("  valid {:.4f}", r.valid.last());
+  if (std::isfinite(r.valid.final_value())) out += fmt::format("  valid {:.4f}", r.valid.final_value());
+  if (!std::isfinite(r.valid.final_value())) out += r.valid.empty() ? "  not validated" : "  valid not finite";
   if (std::isfinite(r.above_floor())) out += fmt::format("  above floor {:.4f}", r.above_floor());
   if (!r.skipped.empty()) out += fmt::format("  skipped {}", r.skipped.size());
   return out;
@@ -47,25 +49,28 @@ int cmd_report(const Args& args) {
   std::vector<std::string> paths;
   std::string out;
   bool json = false;
-  app.add_option("RUN", paths, "run directories, or folders of them")->required();
+  app.add_option("RUN", paths, "run directories, or folders of them; a checkpoint stands for its run")->required();
   app.add_option("--out", out, "the file to write (default: report.html in the first RUN)");
   app.add_flag("--json", json, "print the numbers as one JSON value");
   parse(app, args);
 
+  for (std::string& path : paths) path = report::run_around(path);
   const std::vector<report::Run> runs = report::read_runs(paths);
   if (out.empty()) out = (std::filesystem::path(paths.front()) / "report.html").string();
   report::write_page(runs, out);
+  const report::Verdict verdict = report::judge(runs);
   if (json) {
     Json all = Json::array();
     for (const report::Run& r : runs) all.push_back(describe(r));
-    const Json result = {{"report", out}, {"verdict", report::verdict(runs)}, {"runs", all}};
+    const Json best = verdict.best < 0 ? Json() : Json(runs[static_cast<std::size_t>(verdict.best)].name);
+    const Json result = {{"report", out}, {"verdict", verdict.text}, {"best", best}, {"runs", all}};
     fmt::print("{}\n", result.dump(-1, ' ', false, Json::error_handler_t::replace));
     return 0;
   }
   std::size_t width = 0;
   for (const report::Run& r : runs) width = std::max(width, r.name.size());
   for (const report::Run& r : runs) fmt::print("{}\n", line(r, width));
-  fmt::print("{}\n{}\n", report::verdict(runs), out);
+  fmt::print("{}\n{}\n", verdict.text, out);
   return 0;
 }
 

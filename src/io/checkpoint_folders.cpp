@@ -25,8 +25,9 @@ bool is_manifest(const Json& j) { return j.is_object() && j.contains("files") &&
 
 std::vector<std::int64_t> checkpoint_steps(const fs::path& run) {
   std::vector<std::int64_t> steps;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(run, ignored)) {
+  std::error_code failed, ignored;
+  for (fs::directory_iterator it(run, failed), none; !failed && it != none; it.increment(failed)) {
+    const fs::directory_entry& entry = *it;
     const std::string name = entry.path().filename().string();
     std::int64_t step = 0;
     const char* end = name.data() + name.size();

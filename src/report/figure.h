@@ -10,8 +10,6 @@
 
 namespace bhyt::report {
 
-constexpr int kColours = 7;  // of the palette in style.inc; from the eighth run on, lines are dashed
-
 struct Line {
   int run = 0;       // which gives the colour
   std::string name;  // its column in the table that hovering shows
@@ -49,6 +47,7 @@ double default_window(const std::vector<Run>& runs);
 std::vector<Figure> make_figures(const std::vector<Run>& runs);
 
 std::string draw_svg(const Figure& figure, double window);  // svg.cpp
+std::string look_of(int run);                               // its colour and dashes, as CSS
 std::string escape(const std::string& text);                // for HTML text and attributes; what is not UTF-8 is replaced
 
 }  // namespace bhyt::report

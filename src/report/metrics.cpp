@@ -75,7 +75,10 @@ class Reader {
     if (step < last_) rewind(step);
     last_ = step;
     if (line.contains("event")) event(line, step);
-    if (line.contains("valid_loss")) run_.valid.add(step, number(line, "valid_loss"));
+    if (line.contains("valid_loss")) {
+      run_.valid.add(step, number(line, "valid_loss"));
+      run_.valid_tokens = number(line, "valid_tokens");
+    }
     if (const auto it = line.find("layers"); it != line.end() && it->is_object()) layers(*it, step);
     if (line.contains("loss")) training(line, step);
     return true;

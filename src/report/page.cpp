@@ -14,6 +14,7 @@
 #include "core/log.h"
 #include "data/files.h"
 #include "report/figure.h"
+#include "report/verdict.h"
 
 namespace bhyt::report {
 
@@ -28,29 +29,14 @@ constexpr const char* kScript =
 
 std::string fixed(double v, int digits = 4) { return std::isfinite(v) ? fmt::format("{:.{}f}", v, digits) : "–"; }
 
-double final_loss(const Run& r, bool validation) { return validation ? r.valid.last() : r.loss.last(); }
-
-bool any_validation(const std::vector<Run>& runs) {
-  return std::any_of(runs.begin(), runs.end(), [](const Run& r) { return std::isfinite(r.valid.last()); });
-}
-
-// The run with the lowest final loss, -1 without any.
-int best_run(const std::vector<Run>& runs) {
-  const bool validation = any_validation(runs);
-  int best = -1;
-  for (int i = 0; i < static_cast<int>(runs.size()); ++i) {
-    const double v = final_loss(runs[static_cast<std::size_t>(i)], validation);
-    if (std::isfinite(v) && (best < 0 || v < final_loss(runs[static_cast<std::size_t>(best)], validation))) best = i;
-  }
-  return best;
-}
-
 std::string swatch(std::size_t run) {
-  return fmt::format(R"html(<i class="swatch{}" style="--c:var(--c{})"></i>)html", run >= kColours ? " dash" : "", run % kColours);
+  return fmt::format(R"html(<svg class="swatch" viewBox="0 0 24 4" style="{}"><path d="M1 2h22"/></svg>)html",
+                     look_of(static_cast<int>(run)));
 }
 
-std::string cell(const std::string& text, const char* kind = "") {
-  return fmt::format("<td{}>{}</td>", *kind ? fmt::format(R"( class="{}")", kind) : "", escape(text));
+// The name stands beside the text where the screen is too narrow for columns.
+std::string cell(const std::string& name, const std::string& text, const char* kind = "") {
+  return fmt::format("<td{} data-name=\"{}\">{}</td>", *kind ? fmt::format(R"( class="{}")", kind) : "", escape(name), escape(text));
 }
 
 std::string steps_of(const Run& r) {
@@ -59,27 +45,32 @@ std::string steps_of(const Run& r) {
   return planned && *planned != done ? done + " of " + *planned : done;
 }
 
-std::string summary_table(const std::vector<Run>& runs) {
-  const int best = best_run(runs);
-  std::string out =
-      "<div class=\"scroll\"><table class=\"numbers\"><thead><tr><th>run</th><th>training loss</th><th>validation loss</th><th>above the "
-      "floor</th>"
-      "<th>steps</th><th>tokens</th><th>time</th><th>tokens/s</th><th>skipped</th></tr></thead><tbody>";
+// The final validation loss in words, where there is no number for it.
+std::string validation_of(const Run& r) {
+  if (r.valid.empty()) return "not validated";
+  return std::isfinite(r.valid.final_value()) ? fixed(r.valid.final_value()) : "not finite";
+}
+
+std::string summary_table(const std::vector<Run>& runs, int best) {
+  std::string head, rows;
+  for (const char* name : {"run", "training loss", "validation loss", "above the floor", "steps", "tokens", "time", "tokens/s", "skipped"})
+    head += fmt::format("<th>{}</th>", name);
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const Run& r = runs[i];
     const double seconds = r.seconds.last(), tokens = r.tokens.last();
-    out += fmt::format("<tr{}><th>{}{}</th>", static_cast<int>(i) == best && runs.size() > 1 ? " class=\"best\"" : "", swatch(i),
-                       escape(r.name));
-    out += cell(fixed(r.loss.last())) + cell(fixed(r.valid.last()), "main") + cell(fixed(r.above_floor())) + cell(steps_of(r));
-    out += cell(std::isfinite(tokens) ? log::human_count(tokens) : "–") + cell(seconds > 0 ? log::human_time(seconds) : "–");
-    out +=
-        cell(seconds > 0 && std::isfinite(tokens) ? log::human_count(tokens / seconds) : "–") + cell(fmt::format("{}", r.skipped.size()));
-    out += "</tr>";
+    rows += fmt::format("<tr{}><th>{}{}</th>", static_cast<int>(i) == best ? " class=\"best\"" : "", swatch(i), escape(r.name));
+    rows += cell("training loss", fixed(r.loss.last())) + cell("validation loss", validation_of(r), "main");
+    rows += cell("above the floor", fixed(r.above_floor())) + cell("steps", steps_of(r));
+    rows += cell("tokens", std::isfinite(tokens) ? log::human_count(tokens) : "–");
+    rows += cell("time", seconds > 0 ? log::human_time(seconds) : "–");
+    rows += cell("tokens/s", seconds > 0 && std::isfinite(tokens) ? log::human_count(tokens / seconds) : "–");
+    rows += cell("skipped", fmt::format("{}", r.skipped.size())) + "</tr>";
   }
-  return out +
-         "</tbody></table></div><p class=\"small\">Losses are the last recorded, in nats per token. Time is what the training steps took, "
-         "without "
-         "evaluation and saving.</p>";
+  return fmt::format(
+      "<div class=\"scroll\"><table class=\"numbers\"><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>"
+      "<p class=\"small\">Losses are the last recorded, in nats per token. Time is what the training steps took, without evaluation and "
+      "saving.</p>",
+      head, rows);
 }
 
 // Rows of keys against columns of runs; with differing_only, those where the runs agree are left out.
@@ -98,7 +89,10 @@ std::string key_table(const std::vector<Run>& runs, const Entries Run::*member, 
   for (const std::string& key : keys) {
     std::set<std::string> values;
     std::string cells;
-    for (const Run& r : runs) values.insert(find(r, key)), cells += cell(find(r, key));
+    for (const Run& r : runs) {
+      values.insert(find(r, key));
+      cells += cell(r.name, find(r, key));
+    }
     if (differing_only && (values.size() == 1 || key == "run.dir")) continue;
     if (values.size() == 1) cells = fmt::format("<td colspan=\"{}\">{}</td>", runs.size(), escape(*values.begin()));
     rows += fmt::format("<tr><th>{}</th>{}</tr>", escape(key), cells);
@@ -110,24 +104,12 @@ std::string key_table(const std::vector<Run>& runs, const Entries Run::*member, 
                      rows);
 }
 
-bool differ(const std::vector<Run>& runs, const char* key) {
-  std::set<std::string> values;
+// What could not be read, as a list.
+std::string notes(const std::vector<Run>& runs) {
+  std::string out;
   for (const Run& r : runs)
-    if (const std::string* v = r.value(key)) values.insert(*v);
-  return values.size() > 1;
-}
-
-// What a reader of the comparison has to know.
-std::vector<std::string> caveats(const std::vector<Run>& runs) {
-  std::vector<std::string> out;
-  if (differ(runs, "data.valid") || differ(runs, "data.tokenizer"))
-    out.push_back("The runs differ in validation data or tokenizer: their losses do not compare.");
-  std::set<double> lengths;
-  for (const Run& r : runs) lengths.insert(r.steps());
-  if (lengths.size() > 1) out.push_back("The runs have different lengths: final values are not from the same step.");
-  for (const Run& r : runs)
-    for (const std::string& note : r.notes) out.push_back(runs.size() > 1 ? r.name + ": " + note + "." : note + ".");
-  return out;
+    for (const std::string& note : r.notes) out += fmt::format("<li>{}.</li>", escape(runs.size() > 1 ? r.name + ": " + note : note));
+  return out.empty() ? "" : fmt::format("<ul class=\"notes\">{}</ul>", out);
 }
 
 std::string value(double v) { return std::isfinite(v) ? fmt::format("{:.5g}", v) : "null"; }
@@ -171,16 +153,19 @@ std::string figure_data(const Figure& f) {
 }
 
 std::string page_data(const std::vector<Run>& runs, const std::vector<Figure>& figures, double window) {
-  std::string names, data;
-  for (const Run& r : runs) append(names, text_value(r.name));
+  std::string names, looks, data;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    append(names, text_value(runs[i].name));
+    append(looks, text_value(look_of(static_cast<int>(i))));
+  }
   for (const Figure& f : figures) append(data, figure_data(f));
-  return fmt::format(R"({{"window":{:.0f},"colours":{},"runs":[{}],"figures":[{}]}})", window, kColours, names, data);
+  return fmt::format(R"({{"window":{:.0f},"runs":[{}],"looks":[{}],"figures":[{}]}})", window, names, looks, data);
 }
 
 std::string figure_html(const Figure& f, double window) {
-  const std::string scale =
-      f.can_log ? fmt::format(R"(<button class="scale js" data-figure="{}" type="button">{}</button>)", f.id, f.log ? "log" : "linear")
-                : "";
+  const std::string scale = f.can_log ? fmt::format(R"(<button class="scale js" data-figure="{}" type="button">{}</button>)", f.id,
+                                                    f.log ? "show linear scale" : "show log scale")
+                                      : "";
   return fmt::format("<figure{}><header><h3>{}</h3><span class=\"unit\">{}</span>{}</header>\n{}<figcaption>{}</figcaption></figure>\n",
                      f.only_run >= 0 ? fmt::format(" class=\"r{}\"", f.only_run) : "", escape(f.title), escape(f.unit), scale,
                      draw_svg(f, window), escape(f.caption));
@@ -202,7 +187,7 @@ std::string controls(const std::vector<Run>& runs, double window) {
   }
   return fmt::format(
       R"(<style>{}</style><nav><div class="legend">{}</div><div class="tools js"><label>smoothing <input type="range" id="smoothing" min="0" max="8" step="1"></label>)"
-      R"(<output id="window">{}</output><button type="button" id="reset" hidden>whole run</button><button type="button" id="theme" title="light or dark">◐</button></div></nav>)"
+      R"(<output id="window">{}</output><button type="button" id="reset" hidden>show whole run</button><button type="button" id="theme">show in dark</button></div></nav>)"
       "\n",
       rules, legend, window > 0 ? fmt::format("mean over {:.0f} steps", window) : "off");
 }
@@ -247,31 +232,10 @@ std::string configs(const std::vector<Run>& runs) {
 
 }  // namespace
 
-std::string verdict(const std::vector<Run>& runs) {
-  const int best = best_run(runs);
-  if (best < 0) return "No loss has been recorded yet.";
-  const bool validation = any_validation(runs);
-  const char* kind = validation ? "validation" : "training";
-  const Run& b = runs[static_cast<std::size_t>(best)];
-  const double lowest = final_loss(b, validation);
-  const std::string floor = b.floor ? fmt::format(" ({:.4f} above the entropy floor)", lowest - *b.floor) : "";
-  if (runs.size() == 1)
-    return fmt::format("{}: {} loss {:.4f}{} at step {:.0f}.", b.name, kind, lowest, floor, (validation ? b.valid : b.loss).x.back());
-  std::string out = fmt::format("Lowest final {} loss: {}, {:.4f}{}", kind, b.name, lowest, floor);
-  std::vector<std::pair<double, const Run*>> others;
-  for (const Run& r : runs)
-    if (const double more = final_loss(r, validation) - lowest; &r != &b && std::isfinite(more)) others.emplace_back(more, &r);
-  std::sort(others.begin(), others.end());
-  if (others.size() > 4) return out + fmt::format("; the others {:.4f} to {:.4f} higher.", others.front().first, others.back().first);
-  for (const auto& [more, r] : others) out += fmt::format("{} {} {:.4f} higher", r == others.front().second ? ";" : ",", r->name, more);
-  return out + ".";
-}
-
 std::string render_page(const std::vector<Run>& runs) {
   const std::vector<Figure> figures = make_figures(runs);
   const double window = default_window(runs);
-  std::string notes;
-  for (const std::string& c : caveats(runs)) notes += fmt::format("<li>{}</li>", escape(c));
+  const Verdict verdict = judge(runs);
   const std::string differences = runs.size() > 1 ? key_table(runs, &Run::config, true) : "";
   std::string out = fmt::format(
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
@@ -279,8 +243,8 @@ std::string render_page(const std::vector<Run>& runs) {
       "<title>{0} · bhyt report</title>\n<style>{1}</style></head>\n<body><main>\n<header class=\"top\"><p class=\"kind\">Training "
       "report</p><h1>{0}</h1>"
       "<p class=\"verdict\">{2}</p>{3}</header>\n",
-      escape(title_of(runs)), kStyle, escape(verdict(runs)), notes.empty() ? "" : fmt::format("<ul class=\"notes\">{}</ul>", notes));
-  out += summary_table(runs);
+      escape(title_of(runs)), kStyle, escape(verdict.text), notes(runs));
+  out += summary_table(runs, verdict.best);
   out += controls(runs, window);
   out += section("Loss", "", "loss", figures_of(figures, "loss", window));
   out += section("Optimisation", "", "thirds", figures_of(figures, "optimisation", window));

@@ -11,7 +11,4 @@ namespace bhyt::report {
 std::string render_page(const std::vector<Run>& runs);
 void write_page(const std::vector<Run>& runs, const std::string& path);  // beside it first, then renamed: never half a file
 
-// One line that says how the runs compare, from the numbers alone; plain text.
-std::string verdict(const std::vector<Run>& runs);
-
 }  // namespace bhyt::report

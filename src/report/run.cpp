@@ -12,6 +12,7 @@
 #include <set>
 
 #include "core/check.h"
+#include "core/log.h"
 #include "data/synth.h"
 #include "io/checkpoint_folders.h"
 
@@ -53,6 +54,12 @@ void flatten(const YAML::Node& node, const std::string& key, int depth, Entries&
   }
 }
 
+const std::string* find(const Entries& entries, const std::string& key) {
+  for (const auto& [k, v] : entries)
+    if (k == key) return &v;
+  return nullptr;
+}
+
 // data.train and data.valid: a path, a list of them, or a list of {path, weight}.
 std::vector<std::string> data_paths(const YAML::Node& node) {
   std::vector<std::string> out;
@@ -90,6 +97,15 @@ bool holds_metrics(const fs::path& dir) {
   return fs::is_regular_file(dir / "metrics.jsonl", ec);
 }
 
+std::vector<fs::path> runs_below(const fs::path& folder) {
+  std::vector<fs::path> out;
+  std::error_code ec;
+  for (fs::directory_iterator it(folder, ec), end; !ec && it != end; it.increment(ec))
+    if (holds_metrics(it->path())) out.push_back(it->path());
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
 // As short as possible, as long as needed to tell the runs apart.
 void make_names_distinct(std::vector<Run>& runs) {
   std::map<std::string, int> count;
@@ -109,11 +125,9 @@ void make_names_distinct(std::vector<Run>& runs) {
 
 }  // namespace
 
-const std::string* Run::value(const std::string& key) const {
-  for (const auto& [k, v] : config)
-    if (k == key) return &v;
-  return nullptr;
-}
+const std::string* Run::value(const std::string& key) const { return find(config, key); }
+
+const std::string* Run::fact(const std::string& key) const { return find(about, key); }
 
 double Run::steps() const {
   double last = 0;
@@ -125,7 +139,7 @@ double Run::steps() const {
 
 double Run::above_floor() const {
   if (!floor) return std::numeric_limits<double>::quiet_NaN();
-  return (std::isfinite(valid.last()) ? valid.last() : loss.last()) - *floor;
+  return (valid.empty() ? loss.last() : valid.final_value()) - *floor;
 }
 
 void read_config(const std::string& yaml, Run& run) {
@@ -170,8 +184,9 @@ void read_about(const fs::path& dir, Run& run) {
 
 Run read_run(const fs::path& dir) {
   std::error_code ec;
-  check(fs::exists(dir, ec), "{}: no such directory", dir.string());
-  check(holds_metrics(dir), "{}: no metrics.jsonl there; a run directory is what bhyt pretrain writes", dir.string());
+  check_usage(fs::exists(dir, ec), "{}: no such directory", dir.string());
+  check_usage(fs::is_directory(dir, ec), "{} is a file; expected a run directory, which is what bhyt pretrain writes", dir.string());
+  check_usage(holds_metrics(dir), "{}: no metrics.jsonl there; a run directory is what bhyt pretrain writes", dir.string());
   Run run;
   run.dir = run.name = dir.string();
   std::ifstream metrics(dir / "metrics.jsonl", std::ios::binary);
@@ -186,6 +201,16 @@ Run read_run(const fs::path& dir) {
   return run;
 }
 
+std::string run_around(const std::string& path) {
+  std::error_code ec;
+  if (!fs::is_directory(path, ec) || holds_metrics(path) || !runs_below(path).empty()) return path;
+  const fs::path around = (fs::path(path) / "..").lexically_normal();
+  if (!holds_metrics(around)) return path;
+  const std::string run = (around.has_filename() ? around : around.parent_path()).string();
+  log::info("{} lies in the run {}: the report is about that", path, run);
+  return run;
+}
+
 std::vector<Run> read_runs(const std::vector<std::string>& paths) {
   std::vector<Run> runs;
   std::set<fs::path> seen;
@@ -193,11 +218,8 @@ std::vector<Run> read_runs(const std::vector<std::string>& paths) {
     std::error_code ec;
     std::vector<fs::path> dirs = {path};
     if (fs::is_directory(path, ec) && !holds_metrics(path)) {
-      dirs.clear();
-      for (const auto& entry : fs::directory_iterator(path, ec))
-        if (holds_metrics(entry.path())) dirs.push_back(entry.path());
-      std::sort(dirs.begin(), dirs.end());
-      check(!dirs.empty(), "{}: no metrics.jsonl there or one folder below; a run directory is what bhyt pretrain writes", path);
+      dirs = runs_below(path);
+      check_usage(!dirs.empty(), "{}: no metrics.jsonl there or one folder below; a run directory is what bhyt pretrain writes", path);
     }
     for (const fs::path& dir : dirs)
       if (seen.insert(fs::weakly_canonical(dir, ec)).second) runs.push_back(read_run(dir));

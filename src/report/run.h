@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -23,22 +24,27 @@ struct Run {
   std::string dir, name;
   // By step.
   Series loss, valid, lr, grad_norm, tok_s, tokens;
-  Series seconds;                   // spent in training steps so far: without evaluation, saving and pauses
-  std::vector<LayerRecord> layers;  // some of them when there are many, always the first and the last
-  std::vector<double> skipped;      // steps that were skipped
-  Entries config;                   // resolved.yaml, flattened to dotted keys
+  double valid_tokens = std::numeric_limits<double>::quiet_NaN();  // that the last validation scored
+  Series seconds;                                                  // spent in training steps so far: without evaluation, saving and pauses
+  std::vector<LayerRecord> layers;                                 // some of them when there are many, always the first and the last
+  std::vector<double> skipped;                                     // steps that were skipped
+  Entries config;                                                  // resolved.yaml, flattened to dotted keys
   std::string config_text;
   Entries about;                   // version, commit, machine, device …
   std::optional<double> floor;     // entropy rate of the training data, nats per token
   std::vector<std::string> notes;  // what could not be read
 
   const std::string* value(const std::string& key) const;  // of the config
+  const std::string* fact(const std::string& key) const;   // of run.json
   double steps() const;                                    // the last step with a record, 0 without
   double above_floor() const;                              // final validation (else training) loss − floor; NaN where unknown
 };
 
 // Takes a directory that holds metrics.jsonl; throws Error when it does not.
 Run read_run(const std::filesystem::path& dir);
+
+// The run that a folder such as checkpoint-100 lies in, and says so in the log; any other path as it is.
+std::string run_around(const std::string& path);
 
 // Each path is a run directory or a folder of them. Names are made distinct.
 std::vector<Run> read_runs(const std::vector<std::string>& paths);

@@ -33,6 +33,8 @@ double Series::last() const {
   return it == y.rend() ? kGap : *it;
 }
 
+double Series::final_value() const { return y.empty() ? kGap : y.back(); }
+
 Thinned thin(const Series& s, double x0, double x1, int columns) {
   Thinned out;
   const std::size_t n = s.size();

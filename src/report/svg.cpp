@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -96,9 +97,8 @@ class Drawing {
   }
 
   std::string look(const Line& l) const {
-    const std::string dash = l.run >= kColours && l.tint < 0 ? ";stroke-dasharray:5 3" : "";
     if (l.tint >= 0) return fmt::format("--c:color-mix(in oklab,var(--ramp1) {:.0f}%,var(--ramp0))", 100 * l.tint);
-    return fmt::format("--c:var(--c{}){}", l.run % kColours, dash);
+    return look_of(l.run);
   }
 
   void curve(const Line& l, const std::vector<double>& values, const char* kind, bool extremes) {
@@ -121,7 +121,7 @@ class Drawing {
   void skipped() {
     for (std::size_t run = 0; run < f_.skipped.size(); ++run) {
       if (f_.skipped[run].empty()) continue;
-      out_ += fmt::format(R"svg(<g class="r{0} skip" style="--c:var(--c{1})"><path d=")svg", run, run % kColours);
+      out_ += fmt::format(R"svg(<g class="r{} skip" style="{}"><path d=")svg", run, look_of(static_cast<int>(run)));
       for (const double step : f_.skipped[run]) out_ += fmt::format("M{} {}l6 6m0-6l-6 6", px(x(step) - 3), kTop - 6);
       out_ += "\"/></g>";
     }
@@ -133,6 +133,14 @@ class Drawing {
 };
 
 }  // namespace
+
+// Runs that lie on one another are told apart: only the first is solid, and it is seen through the gaps of those drawn over it. Seven
+// colours (style.inc) and five patterns have no common divisor, so that 36 runs look different.
+std::string look_of(int run) {
+  constexpr std::array kDashes = {"8 5", "1 4", "12 5 1 5", "4 4", "8 4 1 4 1 4"};
+  const std::string colour = fmt::format("--c:var(--c{})", run % 7);
+  return run == 0 ? colour : fmt::format("{};stroke-dasharray:{}", colour, kDashes[static_cast<std::size_t>(run - 1) % kDashes.size()]);
+}
 
 std::string draw_svg(const Figure& figure, double window) { return Drawing(figure, window).draw(); }
 

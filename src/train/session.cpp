@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/log.h"
+#include "data/token_file.h"
 #include "io/format.h"
 #include "machine/machine.h"
 #include "model/checkpoint.h"
@@ -148,6 +149,19 @@ Json mathematics_of(const Session& s) {
   return math;
 }
 
+// Of the tokens in these files, wherever they lie; "" without files, or where one holds no checksum (llm.c's).
+std::string fingerprint(const std::vector<DataPart>& parts) {
+  Hash64 hash;
+  for (const DataPart& part : parts) {
+    const TokenFileInfo info = TokenFile(part.path).info();
+    if (info.checksum == 0) return "";
+    hash.add(info.checksum);
+    hash.add(info.tokens);
+    hash.update(&part.weight, sizeof part.weight);
+  }
+  return parts.empty() ? "" : fmt::format("{:016x}", hash.digest());
+}
+
 // run.json: where and with what the run is made. A resumed run keeps when it was first started, if that was written.
 void write_run_json(const Session& s, bool resumed) {
   const fs::path file = s.dir->path() / "run.json";
@@ -155,6 +169,8 @@ void write_run_json(const Session& s, bool resumed) {
   facts["model"] = model_line(*s.model);
   facts["norm"] = norm_line(s.config.model.config.norm);
   facts["optimizer"] = s.config.train.optimizer;
+  if (s.data.fingerprint) facts["tokenizer"] = fmt::format("{:016x}", s.data.fingerprint);
+  if (const std::string print = fingerprint(s.data.valid); !print.empty()) facts["validation_data"] = print;
   if (resumed) {
     const Json before = fs::exists(file) ? Json::parse(read_text(file), nullptr, false) : Json();
     if (before.is_object() && before.contains("started")) facts["started"] = before["started"];

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <set>
 
 #include "report/figure.h"
 
@@ -162,6 +163,56 @@ TEST(Svg, GapsBreakTheLineAndLonePointsAreDots) {
 TEST(Svg, WhatLiesFarOutsideIsBroughtNear) {
   const std::string svg = draw_svg(figure_of({0, 1e25, 0.5}), 0);
   EXPECT_NE(svg.find("l21.5 -900"), std::string::npos) << svg;
+}
+
+const Figure& figure_named(const std::vector<Figure>& figures, const std::string& id) {
+  return *std::find_if(figures.begin(), figures.end(), [&](const Figure& f) { return f.id == id; });
+}
+
+report::Run run_of(const std::string& name, int steps, double loss) {
+  report::Run r;
+  r.name = name;
+  for (int s = 1; s <= steps; ++s) {
+    r.loss.add(s, loss);
+    r.lr.add(s, 0.001973314);
+  }
+  return r;
+}
+
+TEST(Figures, SecondHalfIsEachRunsOwn) {
+  const std::vector<Figure> figures = make_figures({run_of("long", 1000, 2), run_of("short", 100, 2.1)});
+  const Figure& close = figure_named(figures, "close");
+  ASSERT_EQ(close.lines.size(), 4u);
+  EXPECT_EQ(close.lines[0].run, 0);
+  EXPECT_GE(close.lines[0].data.x.front(), 500);
+  EXPECT_EQ(close.lines[2].run, 1);
+  ASSERT_EQ(close.lines[2].data.x.size(), 51u);  // and none of a run that ended before the other's half would be left
+  EXPECT_EQ(close.lines[2].data.x.front(), 50);
+  EXPECT_EQ(close.x.lo, 50);
+  EXPECT_EQ(close.x.hi, 1000);
+  EXPECT_EQ(close.caption, "Each run from its own middle on. ");
+  // A run that has recorded nothing has no half.
+  EXPECT_EQ(figure_named(make_figures({run_of("long", 1000, 2), run_of("empty", 0, 0)}), "close").x.lo, 500);
+}
+
+TEST(Figures, PeakRateIsTheSchedules) {
+  std::vector<report::Run> runs = {run_of("a", 10, 2), run_of("b", 10, 2)};
+  const auto caption = [&] { return figure_named(make_figures(runs), "lr").caption; };
+  EXPECT_EQ(caption(), "");  // not known without the config
+  runs[0].config = {{"train.lr", "0.002"}};
+  EXPECT_EQ(caption(), "Peak of the schedule: a 0.002.");
+  runs[1].config = {{"train.lr", "2e-3"}};
+  EXPECT_EQ(caption(), "Peak of the schedule: 0.002 in every run.");
+  runs[1].config = {{"train.lr", "5e-05"}};
+  EXPECT_EQ(caption(), "Peak of the schedule: a 0.002, b 5e-5.");
+}
+
+TEST(Figures, RunsLookDifferent) {
+  std::set<std::string> looks;
+  for (int run = 0; run < 36; ++run) looks.insert(look_of(run));
+  EXPECT_EQ(looks.size(), 36u);
+  EXPECT_EQ(look_of(0).find("dash"), std::string::npos);
+  for (int run = 1; run < 36; ++run) EXPECT_NE(look_of(run).find("dash"), std::string::npos);  // what lies below is seen through it
 }
 
 TEST(Svg, OnePointIsACircle) {

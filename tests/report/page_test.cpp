@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "core/error.h"
+#include "report/figure.h"
 #include "tests/report/fake_runs.h"
 
 namespace bhyt::report {
@@ -27,6 +28,12 @@ nlohmann::json data_of(const std::string& page) {
   const std::string open = "<script type=\"application/json\" id=\"data\">";
   const std::size_t from = page.find(open) + open.size(), to = page.find("</script>", from);
   return nlohmann::json::parse(page.substr(from, to - from));
+}
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+std::string swatch_of(int run) {
+  return fmt::format("<svg class=\"swatch\" viewBox=\"0 0 24 4\" style=\"{}\"><path d=\"M1 2h22\"/></svg>", look_of(run));
 }
 
 std::vector<report::Run> three_runs(const fake::Folder& folder) {
@@ -140,34 +147,42 @@ TEST(Page, StaysSmallForManyLongRuns) {
   EXPECT_LT(render_page(runs).size(), 2'200'000u);
 }
 
-TEST(Verdict, FollowsTheNumbers) {
-  report::Run a, b, c;
-  a.name = "a", b.name = "b", c.name = "c";
-  EXPECT_EQ(verdict({a}), "No loss has been recorded yet.");
-  a.loss.add(10, 3);
-  EXPECT_EQ(verdict({a}), "a: training loss 3.0000 at step 10.");
-  a.valid.add(10, 2.5);
-  a.floor = 2;
-  EXPECT_EQ(verdict({a}), "a: validation loss 2.5000 (0.5000 above the entropy floor) at step 10.");
-  a.loss.add(15, 3);
-  EXPECT_EQ(verdict({a}), "a: validation loss 2.5000 (0.5000 above the entropy floor) at step 10.");
-  b.valid.add(10, 2.25);
-  c.loss.add(10, 1);  // never validated: nothing to compare
-  EXPECT_EQ(verdict({a, b, c}), "Lowest final validation loss: b, 2.2500; a 0.2500 higher.");
-  EXPECT_NEAR(a.above_floor(), 0.5, 1e-12);
-  EXPECT_TRUE(std::isnan(b.above_floor()));
+TEST(Page, MarksTheBestRunOnlyWhereThereIsAVerdict) {
+  const fake::Folder folder;
+  std::vector<report::Run> runs = three_runs(folder);
+  EXPECT_TRUE(contains(render_page(runs), "<tr class=\"best\"><th>" + swatch_of(1) + "bhyt-unit</th>"));
+  runs[0].valid_tokens /= 2;
+  const std::string page = render_page(runs);
+  EXPECT_FALSE(contains(page, "class=\"best\""));
+  EXPECT_TRUE(
+      contains(page, "No verdict: the runs were validated on different numbers of tokens: 32,768 (bhyt), 65,536 (bhyt-unit and rmsnorm)."));
 }
 
-TEST(Page, SaysWhatDoesNotCompare) {
+TEST(Page, SaysWhichRunsHaveNoFinalValidationLoss) {
   report::Run a, b;
   a.name = "a", b.name = "b";
-  a.loss.add(10, 3);
-  b.loss.add(20, 3);
-  a.config = {{"data.valid", "x"}};
-  b.config = {{"data.valid", "y"}};
+  a.loss.add(1, 3);
+  b.valid.add(1, 3);
+  b.valid.add(2, kNaN);
   const std::string page = render_page({a, b});
-  EXPECT_TRUE(contains(page, "different lengths"));
-  EXPECT_TRUE(contains(page, "do not compare"));
+  EXPECT_TRUE(contains(page, "data-name=\"validation loss\">not validated</td>"));
+  EXPECT_TRUE(contains(page, "data-name=\"validation loss\">not finite</td>"));
+}
+
+TEST(Page, ButtonsSayWhatTheyDo) {
+  const fake::Folder folder;
+  const std::string page = render_page(three_runs(folder));
+  EXPECT_TRUE(contains(page, "data-figure=\"loss\" type=\"button\">show log scale</button>"));
+  EXPECT_TRUE(contains(page, ">show whole run</button>"));
+}
+
+// On a narrow screen a row becomes a block, and nothing but the cell itself says which column it is of.
+TEST(Page, EveryCellOfSeveralColumnsHasItsName) {
+  const fake::Folder folder;
+  std::string page = render_page(three_runs(folder));
+  page = page.substr(page.find("<body>"), page.find("<script") - page.find("<body>"));
+  EXPECT_GT(count(page, "<td"), 30u);
+  EXPECT_EQ(count(page, "<td") - count(page, "<td colspan="), count(page, "data-name="));
 }
 
 TEST(Page, IsWrittenWholeOrNotAtAll) {

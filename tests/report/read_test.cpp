@@ -40,6 +40,7 @@ TEST(Metrics, TakesEveryKindOfLine) {
   EXPECT_EQ(r.loss.x, (std::vector<double>{10, 20}));
   EXPECT_EQ(r.loss.y, (std::vector<double>{3.5, 3.0}));
   EXPECT_EQ(r.valid.last(), 3.4);
+  EXPECT_EQ(r.valid_tokens, 64);
   EXPECT_EQ(r.tokens.last(), 160);
   EXPECT_DOUBLE_EQ(r.seconds.last(), 10 * 0.5 + 10 * 0.25);
   ASSERT_EQ(r.layers.size(), 1u);
@@ -213,6 +214,19 @@ TEST(Runs, NamesAreDistinct) {
   EXPECT_EQ(read_runs({(folder / "x/same/").string()})[0].name, "same");
 }
 
+TEST(Runs, AFolderInARunStandsForTheRun) {
+  const fake::Folder folder;
+  const std::string run = fake::run(folder, "r", {.steps = 4}).string(), lone = (folder / "lone/checkpoint-4").string();
+  fs::create_directories(run + "/checkpoint-4");
+  fs::create_directories(lone);
+  EXPECT_EQ(run_around(run + "/checkpoint-4"), run);
+  EXPECT_EQ(run_around(run + "/checkpoint-4/"), run);
+  for (const std::string& other : {run, folder.path().string(), lone, run + "/checkpoint-5", run + "/metrics.jsonl"})
+    EXPECT_EQ(run_around(other), other);
+  fake::run(folder, "r/again", {.steps = 4});  // a run that holds runs
+  EXPECT_EQ(run_around(run + "/again"), run + "/again");
+}
+
 TEST(Runs, WhatIsMissingIsNamed) {
   const fake::Folder folder;
   const std::string nowhere = (folder / "nowhere").string(), empty = (folder / "empty").string();
@@ -220,7 +234,7 @@ TEST(Runs, WhatIsMissingIsNamed) {
   EXPECT_NE(error_of({nowhere}).find(nowhere + ": no such directory"), std::string::npos);
   EXPECT_NE(error_of({empty}).find(empty + ": no metrics.jsonl"), std::string::npos);
   fake::write(folder / "empty/file", "");
-  EXPECT_NE(error_of({empty + "/file"}), "");
+  EXPECT_NE(error_of({empty + "/file"}).find(empty + "/file is a file; expected a run directory"), std::string::npos);
   fake::write(folder / "bare/metrics.jsonl", "{\"step\":1,\"loss\":3}\n");
   const report::Run bare = read_run(folder / "bare");
   EXPECT_EQ(bare.loss.last(), 3);

@@ -168,5 +168,26 @@ TEST(RunJson, SaysWhereARunIsMade) {
   EXPECT_TRUE(second.contains("resumed"));
 }
 
+// By what a report knows whether losses compare.
+TEST(RunJson, NamesTokenizerAndValidationData) {
+  const Folder tmp;
+  const auto facts = [&](const std::string& dir, const Words& more) {
+    train(small_run(tmp, dir) + Words{"train.steps=1"} + more);
+    return Json::parse(read_text(tmp.path / dir / "run.json"));
+  };
+  const Json first = facts("a", {});
+  EXPECT_EQ(first["validation_data"].get<std::string>().size(), 16u);
+  EXPECT_FALSE(first.contains("tokenizer"));  // the files name none
+  fs::copy_file(tmp.path / "valid.tok", tmp.path / "copy.tok");
+  EXPECT_EQ(facts("b", {"data.valid=" + tmp / "copy.tok", "train.batch=5"})["validation_data"], first["validation_data"]);
+  write_language(tmp / "valid.tok", 1500, 3);  // other tokens under the same name
+  EXPECT_NE(facts("c", {})["validation_data"], first["validation_data"]);
+  EXPECT_FALSE(facts("d", {"data.valid=null"}).contains("validation_data"));
+  const auto bytes = make_byte_tokenizer();
+  write_language(tmp / "bytes.tok", 2000, 4, meta_of(*bytes));
+  const Json packed = facts("e", {"data.train=" + tmp / "bytes.tok", "data.valid=null"});
+  EXPECT_EQ(packed["tokenizer"], fmt::format("{:016x}", bytes->fingerprint()));
+}
+
 }  // namespace
 }  // namespace bhyt::train
