@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <charconv>
 #include <csignal>
+#include <filesystem>
+#include <map>
 #include <new>
 #include <thread>
 
@@ -63,15 +65,21 @@ void print_version() {
   for (int i = 0; i < cuda::device_count(); ++i) fmt::print("          cuda:{} ({})\n", i, cuda::describe(i));
 }
 
+// " (did you mean --vocab?)" where a known word is near, begins the one that was given or is begun by it; else nothing.
+std::string suggestion(const std::string& word, const std::vector<std::string>& known) {
+  std::string near = schema::nearest(word, known);
+  for (const std::string& k : known)
+    if (near.empty() && (word.starts_with(k) || k.starts_with(word))) near = k;
+  return near.empty() ? "" : fmt::format(" (did you mean {}?)", near);
+}
+
 const Command& find(const std::string& name) {
   std::vector<std::string> names;
   for (const Command& c : kCommands) {
     if (name == c.name) return c;
     names.emplace_back(c.name);
   }
-  const std::string near = schema::nearest(name, names);
-  throw UsageError(
-      fmt::format("unknown command {}{}; bhyt --help lists them all", name, near.empty() ? "" : fmt::format(" (did you mean {}?)", near)));
+  throw UsageError(fmt::format("unknown command {}{}; bhyt --help lists them all", name, suggestion(name, names)));
 }
 
 int dispatch(std::vector<std::string> args) {
@@ -92,6 +100,25 @@ int dispatch(std::vector<std::string> args) {
   return find(first).main(args);
 }
 
+// What is wrong with a command's arguments: CLI11 speaks of what is missing first, a mistyped flag is the likelier reason.
+std::string describe_mistake(const CLI::App& app, const CLI::ParseError& error) {
+  const std::vector<CLI::App*> chosen = app.get_subcommands();
+  const CLI::App& command = chosen.empty() ? app : *chosen.back();
+  const std::string help = fmt::format("see {}{} --help", app.get_name(), chosen.empty() ? "" : " " + command.get_name());
+  std::vector<std::string> unknown = app.remaining(true);
+  std::stable_partition(unknown.begin(), unknown.end(), [](const std::string& word) { return word.starts_with('-'); });
+  if (unknown.empty()) return fmt::format("{} ({})", error.what(), help);
+  const std::string word = unknown.front().substr(0, unknown.front().find('='));
+  std::vector<std::string> known;
+  if (word.starts_with('-')) {
+    for (const CLI::Option* option : command.get_options())
+      for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+    return fmt::format("unknown flag {}{}; {}", word, suggestion(word, known), help);
+  }
+  for (const CLI::App* sub : command.get_subcommands([](const CLI::App*) { return true; })) known.push_back(sub->get_name());
+  return fmt::format("unexpected {} {}{}; {}", known.empty() ? "argument" : "command", word, suggestion(word, known), help);
+}
+
 int report_error(const std::string& message, int code) {
   log::write(log::Level::error, message);
   return code;
@@ -104,12 +131,12 @@ void parse(CLI::App& app, const std::vector<std::string>& args) {
   try {
     app.parse(std::move(reversed));
   } catch (const CLI::CallForHelp&) {
-    std::string text = app.help();
+    std::string text = app.help("", CLI::AppFormatMode::All);  // with the options of its commands
     for (CLI::App* sub : app.get_subcommands()) text = sub->help(app.get_name());
     fmt::print("{}", text);
     throw Finished();
   } catch (const CLI::ParseError& e) {
-    throw UsageError(fmt::format("{} (see {} --help)", e.what(), app.get_name()));
+    throw UsageError(describe_mistake(app, e));
   }
 }
 
@@ -119,6 +146,11 @@ void ModelOption::add_to(CLI::App& app) {
 }
 
 std::filesystem::path ModelOption::find() const { return named_checkpoint(named, no_verify ? Verify::no : Verify::yes); }
+
+CLI::Option* counts(CLI::Option* option) {
+  CLI::Validator units = CLI::AsNumberWithUnit(std::map<std::string, std::int64_t>{{"K", 1000}, {"M", 1000000}, {"B", 1000000000}});
+  return option->transform(units.description(""));
+}
 
 Placement take_placement(const std::vector<std::string>& words, const char* device, DType dtype) {
   std::string where = device;

@@ -11,7 +11,8 @@
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace bhyt::cli {
 
@@ -25,7 +26,7 @@ struct Command {
 };
 
 // Reads a command's arguments into its CLI11 app. --help prints the app's help on stdout and ends the program with 0;
-// anything wrong is a UsageError that says where to look.
+// anything wrong is a UsageError that says where to look, and names the flag that an unknown one is near.
 void parse(CLI::App& app, const std::vector<std::string>& args);
 
 // --model and --no-verify of the commands that read a checkpoint.
@@ -36,6 +37,9 @@ struct ModelOption {
   std::filesystem::path find() const;  // the checkpoint folder, its files compared with their checksums
 };
 constexpr const char* kNoVerifyHelp = "do not compare the files with the checksums they were saved with";
+
+// An option that counts something: 20K, 2M and 1B are understood.
+CLI::Option* counts(CLI::Option* option);
 
 // Where and in what type to compute, as `device=`, `dtype=` and `threads=` say it.
 struct Placement {

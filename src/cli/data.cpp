@@ -3,7 +3,6 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <map>
 #include <nlohmann/json.hpp>
 
 #include "cli/cli.h"
@@ -11,6 +10,7 @@
 #include "core/check.h"
 #include "core/log.h"
 #include "core/signals.h"
+#include "data/kept_tokenizer.h"
 #include "data/pack.h"
 #include "data/synth.h"
 #include "data/token_file.h"
@@ -23,6 +23,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 Json describe(const std::string& path, const TokenFileInfo& info, std::uint64_t bytes) {
+  const KeptTokenizer kept = find_tokenizer(path, info.meta);
   return {{"path", path},
           {"kind", "token file"},
           {"format", name_of(info.format)},
@@ -34,6 +35,7 @@ Json describe(const std::string& path, const TokenFileInfo& info, std::uint64_t 
           {"vocab", info.meta.vocab},
           {"end_of_text", info.meta.end_of_text < 0 ? Json() : Json(info.meta.end_of_text)},
           {"tokenizer", info.meta.kind.empty() ? Json() : Json(info.meta.kind)},
+          {"tokenizer_at", kept.tokenizer ? Json(kept.at) : Json()},
           {"fingerprint", info.meta.fingerprint == 0 ? Json() : Json(fmt::format("{:016x}", info.meta.fingerprint))},
           {"checksum", info.format == TokenFormat::bhyt ? Json(fmt::format("{:016x}", info.checksum)) : Json()}};
 }
@@ -48,11 +50,21 @@ void print(const Json& j) {
   }
 }
 
+// A token file that is moved away from the tokenizer beside it still finds this one. The cache is no place to insist on.
+void keep_in_cache(const Tokenizer& tokenizer) {
+  try {
+    if (const std::string cache = cache_folder(); !cache.empty()) keep_tokenizer(tokenizer, cache);
+  } catch (const Error&) {
+  }
+}
+
 int run_pack(const PackOptions& given, const std::string& tokenizer, bool json) {
   const StopSignals stop("\nstopping\n");
   PackOptions o = given;
   o.interrupted = [&] { return stop.received(); };
-  const PackResult r = pack(*load_tokenizer(tokenizer), o);
+  const auto with = load_tokenizer(tokenizer);
+  const PackResult r = pack(*with, o);
+  keep_in_cache(*with);
   if (r.bad_lines > 0) log::warning("{} bad line{} left out, the first: {}", r.bad_lines, r.bad_lines == 1 ? "" : "s", r.first_bad);
   const double rate = r.seconds > 0 ? static_cast<double>(r.text_bytes) / r.seconds / 1e6 : 0;
   if (json) {
@@ -101,6 +113,9 @@ int run_info(const std::string& path, bool json, bool verify, std::int64_t head)
     fmt::print("{}\n", j.dump(2));
   else
     print(j);
+  const TokenMeta& meta = f.info().meta;
+  if (meta.fingerprint != 0 && meta.kind != "synth" && j["tokenizer_at"].is_null())
+    log::info("its tokenizer is not at hand: looked for tokenizer-{:016x} beside it and in the cache folder", meta.fingerprint);
   return 0;
 }
 
@@ -128,11 +143,9 @@ int cmd_data(const std::vector<std::string>& args) {
   SynthOptions synth;
   CLI::App* synth_app = app.add_subcommand("synth", "a generated language of known entropy: train.tok, valid.tok, info.json");
   synth_app->add_option("--out", synth.out, "folder to write")->required();
-  synth_app->add_option("--tokens", synth.tokens, "training tokens, at least; 20K, 2M, 1B are understood")
-      ->required()
-      ->transform(CLI::AsNumberWithUnit(std::map<std::string, std::int64_t>{{"K", 1000}, {"M", 1000000}, {"B", 1000000000}}));
+  counts(synth_app->add_option("--tokens", synth.tokens, "training tokens, at least; 20K, 2M, 1B are understood")->required());
   synth_app->add_option("--seed", synth.seed, "of the language and the text")->capture_default_str();
-  synth_app->add_option("--vocab", synth.vocab, "ids, end-of-text included")->capture_default_str();
+  counts(synth_app->add_option("--vocab", synth.vocab, "ids, end-of-text included")->capture_default_str());
   synth_app->add_flag("--documents", synth.documents, "write train.jsonl and valid.jsonl of printable words instead");
   synth_app->add_flag("--json", json, "print the result as JSON");
 
@@ -142,7 +155,7 @@ int cmd_data(const std::vector<std::string>& args) {
   CLI::App* info_app = app.add_subcommand("info", "what a token file holds");
   info_app->add_option("file", file, "token file or llm.c shard")->required();
   info_app->add_flag("--verify", verify, "read everything: checksums, ids, document ends");
-  info_app->add_option("--head", head, "show the first N tokens")->check(CLI::NonNegativeNumber);
+  counts(info_app->add_option("--head", head, "show the first N tokens")->check(CLI::NonNegativeNumber));
   info_app->add_flag("--json", json, "print as JSON");
 
   parse(app, args);

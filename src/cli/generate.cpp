@@ -22,6 +22,7 @@ namespace {
 
 struct Options {
   ModelOption model;
+  std::string checkpoint;  // what model stands for
   std::string tokenizer, prompt, prompt_file;
   bool ids = false, ignore_eos = false, json = false;
   GenerateOptions generate;
@@ -54,9 +55,23 @@ std::vector<TokenId> parse_ids(const std::string& text) {
   return ids;
 }
 
-void print_json(const Generated& g, std::size_t prompt_tokens, const Tokenizer* tokenizer) {
+// Of --tokenizer, else the checkpoint's own. The model must have a row for each of its ids. A model may have more rows, for vocabularies
+// are padded; a tokenizer from elsewhere with far fewer ids belongs to another model.
+std::unique_ptr<Tokenizer> open_tokenizer(const Options& o, std::int64_t vocab) {
+  const bool own = holds_tokenizer(o.checkpoint);
+  check_usage(own || !o.tokenizer.empty(), "{} holds no tokenizer: --tokenizer PATH names one, and --ids takes and gives token ids without",
+              o.checkpoint);
+  auto tokenizer = load_tokenizer(o.tokenizer.empty() ? o.checkpoint : o.tokenizer);
+  const std::int64_t ids = tokenizer->vocab_size(), padding = std::max<std::int64_t>(256, ids / 8);
+  const auto trusted = [&] { return own && (o.tokenizer.empty() || load_tokenizer(o.checkpoint)->fingerprint() == tokenizer->fingerprint()); };
+  check(ids <= vocab && (vocab <= ids + padding || trusted()), "the tokenizer {} has {} ids, the model {}: they do not belong together",
+        o.tokenizer.empty() ? "of " + o.checkpoint : o.tokenizer, ids, vocab);
+  return tokenizer;
+}
+
+void print_json(const Generated& g, std::size_t prompt_tokens, const std::optional<std::string>& text) {
   nlohmann::ordered_json j{{"prompt_tokens", prompt_tokens}, {"ids", g.ids}};
-  if (tokenizer) j["text"] = tokenizer->decode(g.ids);
+  if (text) j["text"] = *text;
   j["finish_reason"] = g.stopped ? "stop" : "length";
   j["prompt_seconds"] = g.prompt_seconds;
   j["decode_seconds"] = g.decode_seconds;
@@ -66,14 +81,12 @@ void print_json(const Generated& g, std::size_t prompt_tokens, const Tokenizer* 
 void run_ids(Context& ctx, const Model& model, const std::string& prompt, const Options& o) {
   const std::vector<TokenId> ids = parse_ids(prompt);
   const Generated g = generate(ctx, model, ids, o.generate);
-  if (o.json) return print_json(g, ids.size(), nullptr);
+  if (o.json) return print_json(g, ids.size(), std::nullopt);
   fmt::print("{}\n", nlohmann::json(g.ids).dump());
 }
 
 void run_text(Context& ctx, const Model& model, const std::string& prompt, Options o) {
-  const auto tokenizer = load_tokenizer(o.tokenizer);
-  check(tokenizer->vocab_size() <= model.config().vocab, "the tokenizer has {} ids, the model only {}: they do not belong together",
-        tokenizer->vocab_size(), model.config().vocab);
+  const auto tokenizer = open_tokenizer(o, model.config().vocab);
   std::vector<TokenId> ids = tokenizer->encode(prompt);
   if (ids.empty()) {
     // Nothing to continue: start a document.
@@ -85,15 +98,23 @@ void run_text(Context& ctx, const Model& model, const std::string& prompt, Optio
     o.generate.stops = tokenizer->stops();
     for (std::int64_t id : model.config().eos) o.generate.stops.push_back(static_cast<TokenId>(id));
   }
+  const auto beyond = [&](TokenId id) { return id >= tokenizer->vocab_size(); };  // a row of a padded model: it stands for no text
   Utf8Stream stream;
   const auto show = [&](TokenId id) {
-    fmt::print("{}", stream.push(tokenizer->piece(id, false)));
+    fmt::print("{}", stream.push(beyond(id) ? "" : tokenizer->piece(id, false)));
     return std::fflush(stdout) == 0;  // nobody reads any more: stop
   };
   const Generated g = o.json ? generate(ctx, model, ids, o.generate) : generate(ctx, model, ids, o.generate, show);
-  if (o.json) return print_json(g, ids.size(), tokenizer.get());
-  fmt::print("{}\n", stream.rest());
-  if (log::stderr_is_terminal())
+  std::vector<TokenId> with_text = g.ids;
+  const auto lost = std::erase_if(with_text, beyond);
+  if (o.json)
+    print_json(g, ids.size(), tokenizer->decode(with_text));
+  else
+    fmt::print("{}\n", stream.rest());
+  if (lost > 0)
+    log::warning("{} of {} new tokens have no text: their ids are not below {}, the tokenizer's vocabulary", lost, g.ids.size(),
+                 tokenizer->vocab_size());
+  if (!o.json && log::stderr_is_terminal())
     log::info("{} prompt tokens in {:.2f} s, {} new at {:.1f} tok/s", ids.size(), g.prompt_seconds, g.ids.size(),
               static_cast<double>(g.ids.size()) / std::max(g.decode_seconds, 1e-9));
 }
@@ -107,9 +128,9 @@ int cmd_generate(const Args& args) {
   o.model.add_to(app);
   auto* prompt = app.add_option("--prompt", o.prompt, "the text to continue (otherwise --prompt-file or stdin)");
   app.add_option("--prompt-file", o.prompt_file, "a file with the text to continue")->excludes(prompt);
-  app.add_option("--tokenizer", o.tokenizer, "tokenizer file or folder (the checkpoint's own)");
+  app.add_option("--tokenizer", o.tokenizer, "tokenizer file or folder (otherwise the checkpoint's own)");
   app.add_flag("--ids", o.ids, "the prompt is token ids (\"5 17 3\" or \"5,17,3\"); prints only the new ids, as one JSON array");
-  app.add_option("--max-tokens", o.generate.max_tokens, "how many new tokens at most")->capture_default_str();
+  counts(app.add_option("--max-tokens", o.generate.max_tokens, "how many new tokens at most")->capture_default_str());
   app.add_option("--temperature", o.generate.sampler.temperature, "0 = always the likeliest token")->capture_default_str();
   app.add_option("--top-k", o.generate.sampler.top_k, "draw from the k likeliest only (0 = all)")->capture_default_str();
   app.add_option("--top-p", o.generate.sampler.top_p, "draw from the likeliest that reach probability p")->capture_default_str();
@@ -120,9 +141,8 @@ int cmd_generate(const Args& args) {
   parse(app, args);
   const Placement where = take_placement(o.words, "auto");
   Context ctx(where.device, where.threads);
-  const std::filesystem::path dir = o.model.find();
-  const auto model = load_model(ctx, dir, where.dtype);
-  if (o.tokenizer.empty()) o.tokenizer = dir.string();
+  o.checkpoint = o.model.find().string();
+  const auto model = load_model(ctx, o.checkpoint, where.dtype);
   const std::string text = read_prompt(app, o);
   if (o.ids)
     run_ids(ctx, *model, text, o);

@@ -2,134 +2,24 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
-#include <filesystem>
 #include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "cli/cli.h"
 #include "cli/commands.h"
+#include "cli/tokenizer_train.h"
 #include "core/check.h"
-#include "core/log.h"
 #include "core/threads.h"
-#include "data/input.h"
-#include "data/json_text.h"
-#include "data/pipeline.h"
 #include "text/tokenizer.h"
-#include "text/train.h"
 
 namespace bhyt::cli {
 
 namespace {
 
-struct TrainArgs {
-  std::string out, key = "text";
-  std::vector<std::string> files;
-  std::vector<std::string> special;
-  std::int64_t vocab = 0;
-  int threads = 0;
-};
-
 struct CodeArgs {
   std::string tokenizer, out;
-  bool no_special = false, special = false, lines = false, json = false;
+  bool no_special = false, special = false, lines = false, json = false, force = false;
 };
-
-// Whole lines of one JSONL file, or one whole text.
-struct Chunk {
-  std::string data;
-  const InputFile* file = nullptr;
-  std::int64_t first_line = 1;
-  std::uint64_t consumed = 0;
-};
-
-// Reads inputs as chunks of about a megabyte that end with a line, texts whole.
-class ChunkReader {
- public:
-  explicit ChunkReader(const std::vector<InputFile>& files) : files_(files) {}
-
-  bool next(Chunk& chunk) {
-    if (!stream_) {
-      if (at_ == files_.size()) return false;
-      stream_ = open_input(files_[at_]);
-      line_ = 1;
-    }
-    chunk.file = &files_[at_];
-    chunk.first_line = line_;
-    chunk.data.swap(rest_);
-    rest_.clear();
-    const bool lines = chunk.file->records == Records::jsonl;
-    for (bool ended = false; !ended;) {
-      const std::size_t size = chunk.data.size();
-      chunk.data.resize(size + kStep);
-      const std::size_t n = stream_->read(chunk.data.data() + size, kStep);
-      chunk.data.resize(size + n);
-      ended = n == 0;
-      const std::size_t newline = lines && !ended ? chunk.data.rfind('\n') : chunk.data.npos;
-      if (newline != chunk.data.npos && chunk.data.size() >= kStep) {
-        rest_ = chunk.data.substr(newline + 1);
-        chunk.data.resize(newline + 1);
-        break;
-      }
-      if (ended) done_ += files_[at_++].bytes;
-      if (ended) stream_.reset();
-    }
-    if (lines && line_ == 1 && chunk.data.starts_with("\xEF\xBB\xBF")) chunk.data.erase(0, 3);  // a byte order mark
-    line_ += std::count(chunk.data.begin(), chunk.data.end(), '\n');
-    chunk.consumed = done_ + (stream_ ? stream_->consumed() : 0);
-    return true;
-  }
-
- private:
-  static constexpr std::size_t kStep = 1 << 20;
-  const std::vector<InputFile>& files_;
-  std::size_t at_ = 0;
-  std::unique_ptr<InputStream> stream_;
-  std::string rest_;
-  std::int64_t line_ = 1;
-  std::uint64_t done_ = 0;
-};
-
-void count_chunk(BpeTrainer& trainer, const Chunk& chunk, const std::string& key) {
-  if (chunk.file->records != Records::jsonl) return trainer.count(chunk.data);
-  JsonText json(key);
-  std::string_view rest = chunk.data;
-  for (std::int64_t number = chunk.first_line; !rest.empty(); ++number) {
-    const std::size_t end = std::min(rest.find('\n'), rest.size());
-    const std::string_view line = rest.substr(0, end);
-    rest.remove_prefix(std::min(end + 1, rest.size()));
-    if (line.find_first_not_of(" \t\r") == line.npos) continue;
-    std::string_view text;
-    check(json.scan(line, text), "{}:{}: {}", chunk.file->path, number, json.error());
-    trainer.count(text);
-  }
-}
-
-int train(const TrainArgs& args) {
-  BpeTrainOptions options{.vocab = args.vocab};
-  if (!args.special.empty()) options.special = args.special;
-  BpeTrainer trainer(options);
-  const std::vector<InputFile> files = find_inputs(args.files);
-  double total = 0;
-  for (const InputFile& f : files) total += static_cast<double>(f.bytes);
-  {
-    log::Progress progress("counting words", total, "B");
-    ChunkReader reader(files);
-    ordered_pipeline<Chunk>(
-        args.threads > 0 ? args.threads : available_cores(), [&](Chunk& c) { return reader.next(c); },
-        [&](Chunk& c) { count_chunk(trainer, c, args.key); }, [&](Chunk& c) { progress.update(static_cast<double>(c.consumed)); });
-    progress.update(total);
-    progress.finish();
-  }
-  log::Progress progress("merging", static_cast<double>(args.vocab), "tokens");
-  const auto tokenizer = trainer.train([&](std::int64_t done, std::int64_t) { progress.update(static_cast<double>(done)); });
-  progress.update(static_cast<double>(tokenizer->vocab_size()));
-  progress.finish();
-  if (tokenizer->vocab_size() < args.vocab)
-    log::warning("nothing was left to merge: {} tokens instead of {}", tokenizer->vocab_size(), args.vocab);
-  tokenizer->save(args.out);
-  log::info("{} tokens in {}", tokenizer->vocab_size(), args.out);
-  return 0;
-}
 
 std::string read_stdin() {
   std::string text;
@@ -207,10 +97,8 @@ int decode(const CodeArgs& args) {
 }
 
 int convert(const CodeArgs& args) {
-  const auto tokenizer = load_tokenizer(args.tokenizer);
-  std::filesystem::create_directories(args.out);
-  tokenizer->save(args.out);
-  log::info("{} tokens in {}", tokenizer->vocab_size(), args.out);
+  check_tokenizer_out(args.out, args.force);
+  save_tokenizer(*load_tokenizer(args.tokenizer), args.out);
   return 0;
 }
 
@@ -242,11 +130,12 @@ int info(const CodeArgs& args) {
 int cmd_tokenizer(const Args& args) {
   CLI::App app("Train a tokenizer, or look at what one does", "bhyt tokenizer");
   app.require_subcommand(1);
-  TrainArgs t;
+  TokenizerTrainArgs t;
   CodeArgs c;
   CLI::App* trainer = app.add_subcommand("train", "learn a byte-level BPE vocabulary from JSONL (.gz, .zst) or text files");
-  trainer->add_option("--vocab", t.vocab, "tokens, with the 256 bytes and the special ones")->required();
+  counts(trainer->add_option("--vocab", t.vocab, "tokens, with the 256 bytes and the special ones: 4096, 32K")->required());
   trainer->add_option("--out", t.out, "folder to write tokenizer.json and its companions to")->required();
+  trainer->add_flag("--force", t.force, "replace the tokenizer that is there");
   trainer->add_option("--threads", t.threads, "default: all cores")->check(CLI::PositiveNumber);
   trainer->add_option("--key", t.key, "key of the text in JSONL")->capture_default_str();
   trainer->add_option("--special", t.special, "special tokens instead of the usual five, separated by commas")->delimiter(',');
@@ -265,12 +154,13 @@ int cmd_tokenizer(const Args& args) {
   decoder->add_flag("--lines", c.lines, "end each text with a newline");
   CLI::App* converter = code("convert", "write it as tokenizer.json and its companions, which transformers loads");
   converter->add_option("--out", c.out, "folder to write to")->required();
+  converter->add_flag("--force", c.force, "replace the tokenizer that is there");
   CLI::App* teller = app.add_subcommand("info", "what a tokenizer is");
   teller->add_option("--tokenizer,tokenizer", c.tokenizer, "bytes, a tokenizer file or a folder that holds one")->required();
   teller->add_flag("--json", c.json, "as one JSON value");
   parse(app, args);
 
-  if (trainer->parsed()) return train(t);
+  if (trainer->parsed()) return train_tokenizer(t);
   if (encoder->parsed()) return encode(c);
   if (decoder->parsed()) return decode(c);
   if (converter->parsed()) return convert(c);

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 
@@ -35,6 +36,11 @@ MappedFile::~MappedFile() {
   if (data_) ::munmap(const_cast<unsigned char*>(data_), size_);
 }
 
+bool is_there(const std::string& path) {
+  std::error_code ec;
+  return std::filesystem::exists(path, ec);
+}
+
 std::string output_path(const std::string& path) {
   namespace fs = std::filesystem;
   std::error_code ec;
@@ -50,6 +56,27 @@ std::string output_path(const std::string& path) {
     real = real.parent_path() / fs::read_symlink(real, ec);  // what is absolute stands alone
   }
   return real.string();
+}
+
+void check_output_folder(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::error_code ec;
+  fs::path there = fs::absolute(folder, ec).lexically_normal();
+  while (!fs::exists(there, ec) && there.has_relative_path()) there = there.parent_path();
+  check(fs::is_directory(there, ec), "cannot write to {}: {} is not a folder", folder, there.string());
+  check(::access(there.c_str(), W_OK | X_OK) == 0, "cannot write to {}: {}: {}", folder, there.string(), std::strerror(errno));
+}
+
+std::string cache_folder() {
+  namespace fs = std::filesystem;
+  const auto env = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::string(value ? value : "");
+  };
+  fs::path dir = env("BHYT_CACHE");
+  if (dir.empty() && !env("XDG_CACHE_HOME").empty()) dir = fs::path(env("XDG_CACHE_HOME")) / "bhyt";
+  if (dir.empty() && !env("HOME").empty()) dir = fs::path(env("HOME")) / ".cache" / "bhyt";
+  return dir.string();
 }
 
 OutputFile::OutputFile(const std::string& path) : path_(output_path(path)) {

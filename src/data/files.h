@@ -22,8 +22,16 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
+bool is_there(const std::string& path);  // false, too, where one may not look
+
 // Where a file to be replaced by `path`'s name really lies: links are followed, and what is there must be a regular file or nothing.
 std::string output_path(const std::string& path);
+
+// Throws Error unless the folder is there and takes files, or can be made: asked before work whose outcome goes there.
+void check_output_folder(const std::string& folder);
+
+// For what can be made again: $BHYT_CACHE, else the user's cache folder, whether it is there yet or not; "" where neither is known.
+std::string cache_folder();
 
 // Written under another name beside `path`, which commit() gives it; without commit nothing is left behind.
 // Not synced: what is written here can be made again, and a sync would halve the speed of packing.

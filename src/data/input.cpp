@@ -15,6 +15,7 @@
 #include <set>
 
 #include "core/check.h"
+#include "data/files.h"
 
 namespace bhyt {
 
@@ -46,6 +47,22 @@ void add_file(std::vector<InputFile>& files, InputFile f) {
   f.bytes = static_cast<std::uint64_t>(s.st_size);
   f.modified = static_cast<std::int64_t>(s.st_mtim.tv_sec) * 1000000000 + s.st_mtim.tv_nsec;
   files.push_back(std::move(f));
+}
+
+// Of a folder and those in it, in no order.
+std::vector<InputFile> files_inside(const std::string& folder) try {
+  std::vector<InputFile> files;
+  std::set<fs::path> seen{fs::canonical(folder)};  // links between folders may go in circles: each is read once
+  for (auto at = fs::recursive_directory_iterator(folder, fs::directory_options::follow_directory_symlink); at != end(at); ++at) {
+    if (at->is_directory()) {
+      if (!seen.insert(fs::canonical(at->path())).second) at.disable_recursion_pending();
+    } else if (auto f = by_name(at->path().string()); f && at->is_regular_file()) {
+      add_file(files, std::move(*f));
+    }
+  }
+  return files;
+} catch (const fs::filesystem_error& e) {
+  throw Error(fmt::format("cannot read {}: {}", e.path1().empty() ? folder : e.path1().string(), e.code().message()));
 }
 
 class PlainStream : public InputStream {
@@ -151,7 +168,7 @@ class ZstdStream : public InputStream {
 std::vector<std::string> expand_globs(const std::vector<std::string>& paths) {
   std::vector<std::string> all;
   for (const std::string& p : paths) {
-    if (fs::exists(p) || p.find_first_of("*?[") == std::string::npos) {
+    if (is_there(p) || p.find_first_of("*?[") == std::string::npos) {
       all.push_back(p);  // a file that really has such a name comes first
       continue;
     }
@@ -167,21 +184,14 @@ std::vector<std::string> expand_globs(const std::vector<std::string>& paths) {
 std::vector<InputFile> find_inputs(const std::vector<std::string>& paths) {
   std::vector<InputFile> files;
   for (const std::string& p : expand_globs(paths)) {
-    if (!fs::is_directory(p)) {
+    if (std::error_code ec; !fs::is_directory(p, ec)) {
       const auto f = by_name(p);
-      check(f || !fs::exists(p), "cannot pack {}: expected {}", p, kReadable);
+      check(f || !is_there(p), "cannot read {}: expected {}{}", p, kReadable,
+            fs::path(p).extension() == ".tok" ? " (nor is it a token file: empty, damaged or not readable)" : "");
       add_file(files, f.value_or(InputFile{.path = p}));
       continue;
     }
-    std::vector<InputFile> inside;
-    std::set<fs::path> seen{fs::canonical(p)};  // links between folders may go in circles: each is read once
-    for (auto at = fs::recursive_directory_iterator(p, fs::directory_options::follow_directory_symlink); at != end(at); ++at) {
-      if (at->is_directory()) {
-        if (!seen.insert(fs::canonical(at->path())).second) at.disable_recursion_pending();
-      } else if (auto f = by_name(at->path().string()); f && at->is_regular_file()) {
-        add_file(inside, std::move(*f));
-      }
-    }
+    std::vector<InputFile> inside = files_inside(p);
     check(!inside.empty(), "nothing to pack in {}: expected {} (token files are named one by one, or by a pattern)", p, kReadable);
     std::sort(inside.begin(), inside.end(), [](const InputFile& a, const InputFile& b) { return a.path < b.path; });
     std::move(inside.begin(), inside.end(), std::back_inserter(files));

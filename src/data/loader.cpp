@@ -81,17 +81,18 @@ void Loader::Impl::open() {
   const auto length = static_cast<std::uint64_t>(options.seq_len);
   std::size_t weighted = 0;
   for (const DataPart& p : options.parts) {
-    check_usage(p.weight >= 0 && p.weight < 1e300, "{}: expected a weight of 0 or more, got {}", p.path, p.weight);
+    Part part{.file = TokenFile(p.path, p.name)};
+    const std::string& name = part.file.name();
+    check_usage(p.weight >= 0 && p.weight < 1e300, "{}: expected a weight of 0 or more, got {}", name, p.weight);
     weighted += p.weight > 0;
-    Part part{.file = TokenFile(p.path)};
     const TokenFileInfo& info = part.file.info();
-    check(info.tokens > length, "{}: {} tokens, a row of seq_len {} needs {}", p.path, info.tokens, length, length + 1);
+    check(info.tokens > length, "{}: {} tokens, a row of seq_len {} needs {}", name, info.tokens, length, length + 1);
     part.rows = (info.tokens - 1) / length;
     part.before = rows;
     rows += part.rows;
     vocab = std::max(vocab, info.meta.vocab);
     check(fingerprint == 0 || info.meta.fingerprint == 0 || fingerprint == info.meta.fingerprint,
-          "{} was packed with another tokenizer than {}", p.path, options.parts.front().path);
+          "{} was packed with another tokenizer than {}", name, parts.front().file.name());
     if (fingerprint == 0) fingerprint = info.meta.fingerprint;
     parts.push_back(std::move(part));
   }

@@ -16,6 +16,7 @@ enum class Attend : std::uint8_t { row, document };
 struct DataPart {
   std::string path;   // a token file
   double weight = 0;  // of a mixture; 0 = by its size
+  std::string name;   // what errors call it: the text that it was packed from; "" = the path
 };
 
 struct LoaderOptions {

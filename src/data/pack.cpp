@@ -9,7 +9,9 @@
 #include "core/signals.h"
 #include "core/threads.h"
 #include "data/json_text.h"
+#include "data/kept_tokenizer.h"
 #include "data/pipeline.h"
+#include "data/text_check.h"
 
 namespace bhyt {
 
@@ -36,7 +38,8 @@ struct Batch {
   // Made by a worker.
   std::vector<TokenId> ids;
   std::vector<std::size_t> ends;  // in ids
-  std::uint64_t lines = 0, text_bytes = 0, empty = 0, bad = 0, first_bad = 0;
+  std::uint64_t lines = 0, empty = 0, bad = 0, first_bad = 0;
+  TextFacts facts;
   std::string error;  // of the first bad line
 };
 
@@ -120,10 +123,11 @@ class Encoder {
     b.ids.clear();
     b.ends.clear();
     b.error.clear();
-    b.lines = b.text_bytes = b.empty = b.bad = b.first_bad = 0;
+    b.lines = b.empty = b.bad = b.first_bad = 0;
+    b.facts = {};
     const std::string_view all(b.buffer.data(), b.size);
     if (b.cut == Cut::piece) {
-      b.text_bytes = all.size();
+      b.facts.add(all);
       tokenizer_.encode(all, b.ids, {.special = false});
     } else if (b.cut == Cut::whole) {
       document(b, all);
@@ -164,7 +168,7 @@ class Encoder {
       ++b.empty;
       return;
     }
-    b.text_bytes += text.size();
+    b.facts.add(text);
     if (eot_) b.ids.push_back(*eot_);
     b.ends.push_back(b.ids.size());
   }
@@ -178,7 +182,7 @@ class Encoder {
 class Collector {
  public:
   Collector(const Tokenizer& tokenizer, const PackOptions& options, const std::vector<InputFile>& files)
-      : options_(options), files_(files), writer_(options.out, meta_of(tokenizer)), eot_(tokenizer.end_of_text()) {}
+      : tokenizer_(tokenizer), options_(options), files_(files), check_(files), writer_(options.out, meta_of(tokenizer)) {}
 
   void take(const Batch& b) {
     if (b.file != file_) {
@@ -193,7 +197,8 @@ class Collector {
     line_ += b.lines;
     result.bad_lines += b.bad;
     result.empty += b.empty;
-    result.text_bytes += b.text_bytes;
+    result.text_bytes += b.facts.bytes;
+    check_.add(b.file, b.facts);
     std::size_t from = 0;
     for (const std::size_t end : b.ends) {
       writer_.append(b.ids.data() + from, end - from);
@@ -206,7 +211,8 @@ class Collector {
 
   std::uint64_t tokens() const { return writer_.tokens(); }
   void finish() {
-    check(writer_.tokens() > 0, "nothing to pack: no document has any text");
+    check_.tell("pack");
+    keep_tokenizer(tokenizer_, std::filesystem::path(output_path(options_.out)).parent_path());
     result.file = writer_.finish();
   }
 
@@ -217,7 +223,7 @@ class Collector {
     open_ = open_ || !b.ids.empty();
     if (!b.last_piece) return;
     if (open_) {
-      if (eot_) writer_.append(&*eot_, 1);
+      if (const auto end = tokenizer_.end_of_text()) writer_.append(&*end, 1);
       writer_.end_document();
     } else {
       ++result.empty;
@@ -225,10 +231,11 @@ class Collector {
     open_ = false;
   }
 
+  const Tokenizer& tokenizer_;
   const PackOptions& options_;
   const std::vector<InputFile>& files_;
+  TextCheck check_;
   TokenFileWriter writer_;
-  std::optional<TokenId> eot_;
   std::size_t file_ = 0;
   std::uint64_t line_ = 0;
   bool open_ = false;  // a document in pieces has begun

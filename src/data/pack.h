@@ -33,6 +33,7 @@ struct PackResult {
 };
 
 // Every document ends with the tokenizer's end-of-text (if it has one); special-token text in documents is not parsed.
+// The tokenizer is kept beside the file. Texts that hold nothing are an Error, those that may be no text a warning.
 PackResult pack(const Tokenizer& tokenizer, const PackOptions& options);
 
 }  // namespace bhyt

@@ -332,6 +332,9 @@ SynthResult synthesize(const SynthOptions& o) {
   using L = SynthLanguage;
   const L language(o.vocab, o.seed);
   const L::Entropy e = language.entropy();
+  const std::string end = o.documents ? ".jsonl" : ".tok";
+  for (const std::string& name : {"train" + end, "valid" + end, std::string("info.json")})
+    (void)output_path((std::filesystem::path(o.out) / name).string());  // all of them, before the work on the first
   const Written train = write_split(language, o, "train", 2, o.tokens);
   const Written valid = write_split(language, o, "valid", 3, std::clamp<std::int64_t>(o.tokens / 10, 1, 1000000));
   const nlohmann::ordered_json info = {{"format", "bhyt-synth"},

@@ -39,12 +39,13 @@ struct TokenFileInfo {
 class TokenFile {
  public:
   // Throws Error unless header, sizes and offsets are right to the byte. Token data is not read (verify() does).
-  explicit TokenFile(const std::string& path);
+  // Errors call it by `name`, where the file is a copy that people do not know of.
+  explicit TokenFile(const std::string& path, const std::string& name = "");
   TokenFile(std::string name, std::vector<unsigned char> bytes);
 
   static bool recognised(const std::string& path);  // by its first bytes; false also when it cannot be read
 
-  const std::string& path() const { return path_; }
+  const std::string& name() const { return name_; }
   const TokenFileInfo& info() const { return info_; }
   std::uint64_t tokens() const { return info_.tokens; }
   std::uint64_t file_bytes() const { return bytes_.size(); }
@@ -63,7 +64,7 @@ class TokenFile {
   template <class F>
   void with_tokens(F&& f) const;
 
-  std::string path_;
+  std::string name_;
   std::shared_ptr<const void> owner_;
   std::span<const unsigned char> bytes_;
   TokenFileInfo info_;

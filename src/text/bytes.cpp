@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "text/tokenizer.h"
+#include "text/write.h"
 
 namespace bhyt {
 
@@ -63,6 +64,7 @@ class ByteTokenizer : public Tokenizer {
   // The same ids as a byte-level BPE without merges, which other programs read.
   void save(const std::filesystem::path& dir) const override {
     using Json = nlohmann::ordered_json;
+    make_folder(dir);
     Json vocab = Json::object();
     for (int b = 0; b < 256; ++b) vocab[byte_letter(b)] = b;
     const Json end = {{"id", kEndOfText}, {"content", kEndText}, {"single_word", false}, {"lstrip", false},

@@ -48,15 +48,16 @@ TokenizerSpec read_any(const fs::path& path) {
                    path.string()));
 }
 
+// "" where there is none.
 fs::path find_in(const fs::path& dir) {
   for (const char* name : {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer.bin"})
     if (is_file(dir / name)) return dir / name;
-  fail(fmt::format(
-      "[tokenizer] expected tokenizer.json, tokenizer.model, vocab.json with merges.txt or tokenizer.bin in {}, found none of them",
-      dir.string()));
+  return {};
 }
 
 }  // namespace
+
+bool holds_tokenizer(const fs::path& folder) { return !find_in(folder).empty(); }
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& what) {
   if (what == "bytes") return make_byte_tokenizer();
@@ -64,6 +65,8 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& what) {
   const bool folder = fs::is_directory(what, error);
   check(folder || is_file(what), "[tokenizer] expected bytes, a tokenizer file or a folder that holds one, got {}", what);
   const fs::path file = folder ? find_in(what) : fs::path(what);
+  check(!file.empty(),
+        "[tokenizer] expected tokenizer.json, tokenizer.model, vocab.json with merges.txt or tokenizer.bin in {}, found none", what);
   try {
     TokenizerSpec spec = read_any(file);
     for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja"})

@@ -40,7 +40,7 @@ class Tokenizer {
   virtual std::uint64_t fingerprint() const = 0;           // changes whenever the same text could give other ids
   // encode(a + b) = encode(a), encode(b) wherever the text is cut (without special): long documents can then be encoded in pieces.
   virtual bool splits_anywhere() const { return false; }
-  // Writes tokenizer.json and its companions into a checkpoint folder.
+  // Writes tokenizer.json and its companions into a folder, which is made where there is none.
   virtual void save(const std::filesystem::path& dir) const = 0;
   virtual std::vector<SpecialToken> special_tokens() const { return {}; }
   // What else there is to know about it, as name and value, for people.
@@ -59,6 +59,9 @@ class Tokenizer {
   }
   std::string decode(const std::vector<TokenId>& ids) const { return decode(ids, false); }
 };
+
+// Whether a folder holds a file that load_tokenizer takes.
+bool holds_tokenizer(const std::filesystem::path& folder);
 
 // "bytes", a file, or a folder that holds one. Throws Error saying what was looked for.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& what);

@@ -193,8 +193,14 @@ class Fnv {
 
 }  // namespace
 
+void make_folder(const std::filesystem::path& dir) {
+  std::error_code ec;
+  std::filesystem::create_directories(dir, ec);
+  check(std::filesystem::is_directory(dir, ec), "cannot write to {}: not a folder, and none can be made there", dir.string());
+}
+
 void write_tokenizer(const TokenizerSpec& spec, const std::filesystem::path& dir) {
-  std::filesystem::create_directories(dir);
+  make_folder(dir);
   write_file(dir / "tokenizer.json", tokenizer(spec).dump(1) + "\n");
   const auto made = [&](const char* name, const Json& j) {
     if (!spec.companions.contains(name)) write_file(dir / name, j.dump(2) + "\n");

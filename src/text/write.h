@@ -7,6 +7,9 @@
 
 namespace bhyt {
 
+// Makes a folder that tokenizer files are written to.
+void make_folder(const std::filesystem::path& dir);
+
 void write_tokenizer(const TokenizerSpec& spec, const std::filesystem::path& dir);
 
 // Of everything that decides which ids a text gets; the same for a tokenizer and for what write_tokenizer makes of it.

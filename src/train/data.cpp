@@ -3,11 +3,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 
 #include "core/log.h"
 #include "core/signals.h"
+#include "data/files.h"
+#include "data/kept_tokenizer.h"
 #include "data/pack.h"
 #include "data/token_file.h"
 
@@ -17,27 +18,44 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// $BHYT_CACHE, else the user's cache folder; "" when there is none that can be made.
-std::string cache_folder() {
-  const auto env = [](const char* name) {
-    const char* value = std::getenv(name);
-    return std::string(value ? value : "");
-  };
-  fs::path dir = env("BHYT_CACHE");
-  if (dir.empty() && !env("XDG_CACHE_HOME").empty()) dir = fs::path(env("XDG_CACHE_HOME")) / "bhyt";
-  if (dir.empty() && !env("HOME").empty()) dir = fs::path(env("HOME")) / ".cache" / "bhyt";
-  if (dir.empty()) return "";
-  std::error_code error;
-  fs::create_directories(dir, error);
-  return error ? "" : dir.string();
+// What the config names, apart.
+struct PackedFile {
+  std::string path;
+  TokenMeta meta;
+};
+struct Inputs {
+  std::vector<PackedFile> packed;  // token files, those of data.train last
+  std::vector<std::string> texts;
+};
+
+Inputs look_at(const DataSection& data) {
+  Inputs in;
+  for (const auto* entries : {&data.valid, &data.train})
+    for (const DataEntry& e : *entries)
+      for (const std::string& path : expand_globs({e.path})) {
+        if (!TokenFile::recognised(path)) {
+          in.texts.push_back(path);
+          continue;
+        }
+        const TokenFile file(path);
+        check(file.tokens() > 0, "{}: expected a token file with tokens, got one that is empty", path);
+        in.packed.push_back({path, file.info().meta});
+      }
+  (void)find_inputs(in.texts);  // what is wrong with them is said before anything is written
+  return in;
+}
+
+// What people call the texts that one token file was packed from.
+std::string called(const std::vector<std::string>& texts) {
+  return texts.size() == 1 ? texts.front() : fmt::format("{} and {} more", texts.front(), texts.size() - 1);
 }
 
 // A packed text that was cut short is made again.
-bool whole(const std::string& file) {
+bool whole(const fs::path& file, const std::string& text) {
   try {
-    return TokenFile(file).tokens() > 0;
+    return is_there(file.string()) && TokenFile(file.string()).tokens() > 0;
   } catch (const Error& e) {
-    log::warning("{}; packing again", e.what());
+    log::warning("the packed copy of {} is damaged ({}); packing again", text, e.what());
     return false;
   }
 }
@@ -53,28 +71,65 @@ std::string packed(const std::vector<std::string>& texts, const Tokenizer& token
   }
   const std::string cache = cache_folder(), name = fmt::format("{:016x}.tok", key.digest());
   for (const std::string& folder : {cache, fallback})
-    if (const fs::path file = fs::path(folder) / name; !folder.empty() && fs::exists(file) && whole(file.string())) return file.string();
+    if (const fs::path file = fs::path(folder) / name; !folder.empty() && whole(file, called(texts))) return file.string();
+  std::error_code ec;
+  if (!cache.empty()) fs::create_directories(cache, ec);
   const bool writable = !cache.empty() && ::access(cache.c_str(), W_OK | X_OK) == 0;
   const fs::path file = fs::path(writable ? cache : fallback) / name;
-  log::info("packing {} into {}", fmt::join(texts, ", "), file.string());
+  log::info("packing {} into {} (tokenizer {}, {:016x})", fmt::join(texts, ", "), file.string(), tokenizer.kind(), tokenizer.fingerprint());
   const StopSignals stop("\nstopping\n");
   pack(tokenizer, {.out = file.string(), .inputs = texts, .interrupted = [&] { return stop.received(); }});
   if (stop.received()) throw Interrupted(stop.received());
   return file.string();
 }
 
-std::unique_ptr<Tokenizer> choose_tokenizer(const DataSection& data) {
-  if (data.tokenizer != "auto") {
-    check_usage(data.tokenizer == "bytes" || fs::exists(data.tokenizer),
-                "data.tokenizer must be auto, bytes, a tokenizer file or a folder that holds one, got {}", data.tokenizer);
-    return load_tokenizer(data.tokenizer);
+std::string maker_of(const TokenMeta& meta) { return fmt::format("{}, {:016x}", meta.kind, meta.fingerprint); }
+
+// The one token file that speaks for all that name their tokenizer: they must agree. Null where none does.
+const PackedFile* spokesman(const Inputs& in) {
+  const PackedFile* first = nullptr;
+  for (const PackedFile& f : in.packed) {
+    if (f.meta.fingerprint == 0) continue;
+    check_usage(!first || f.meta.fingerprint == first->meta.fingerprint, "{} ({}) and {} ({}) were packed with different tokenizers",
+                f.path, maker_of(f.meta), first ? first->path : "", first ? maker_of(first->meta) : "");
+    if (!first) first = &f;
   }
-  auto bytes = make_byte_tokenizer();
-  for (const auto* entries : {&data.train, &data.valid})
-    for (const DataEntry& e : *entries)
-      for (const std::string& path : expand_globs({e.path}))
-        if (!TokenFile::recognised(path) || TokenFile(path).info().meta.fingerprint == bytes->fingerprint()) return bytes;
-  return nullptr;
+  return first;
+}
+
+std::string why_none(const PackedFile& f) {
+  if (f.meta.kind == "synth") return fmt::format("{} holds the ids of a generated language, which has no tokenizer", f.path);
+  if (f.meta.fingerprint == 0)
+    return fmt::format("{} does not say which tokenizer it was packed with; data.tokenizer=PATH names it", f.path);
+  return fmt::format(
+      "the tokenizer that {} was packed with ({}) is not at hand: there is no tokenizer-{:016x} beside it; data.tokenizer=PATH names one",
+      f.path, maker_of(f.meta), f.meta.fingerprint);
+}
+
+// What the token files were packed with, for texts too; without token files, bytes.
+void choose_by_files(const Inputs& in, RunData& out) {
+  if (in.packed.empty()) {
+    out.tokenizer = make_byte_tokenizer();
+    return;
+  }
+  const PackedFile* speaks = spokesman(in);
+  for (const PackedFile& f : in.packed)
+    if (!out.tokenizer) out.tokenizer = find_tokenizer(f.path, f.meta).tokenizer;
+  if (out.tokenizer) return;
+  out.why_no_tokenizer = why_none(speaks ? *speaks : in.packed.back());
+  check_usage(in.texts.empty(), "{} must be packed with the tokenizer of the token files, but {}", in.texts.empty() ? "" : in.texts.front(),
+              out.why_no_tokenizer);
+}
+
+void choose_tokenizer(const DataSection& data, const Inputs& in, RunData& out) {
+  if (data.tokenizer == "auto") return choose_by_files(in, out);
+  check_usage(data.tokenizer == "bytes" || is_there(data.tokenizer),
+              "data.tokenizer must be auto, bytes, a tokenizer file or a folder that holds one, got {}", data.tokenizer);
+  out.tokenizer = load_tokenizer(data.tokenizer);
+  for (const PackedFile& f : in.packed)
+    check_usage(f.meta.fingerprint == 0 || f.meta.fingerprint == out.tokenizer->fingerprint(),
+                "{} was packed with another tokenizer ({}) than data.tokenizer ({}); pack it again or name the other one", f.path,
+                maker_of(f.meta), maker_of(meta_of(*out.tokenizer)));
 }
 
 // One entry: its token files, and its texts packed into one more; an entry's weight is shared out by size.
@@ -82,12 +137,14 @@ void add_parts(const DataEntry& entry, const std::vector<std::string>& files, co
                std::vector<DataPart>& out) {
   std::vector<std::string> tokens, texts;
   for (const std::string& f : files) (TokenFile::recognised(f) ? tokens : texts).push_back(f);
-  if (!texts.empty()) tokens.push_back(packed(texts, *tokenizer, fallback));
+  if (!texts.empty()) tokens.push_back(packed(texts, *tokenizer, fallback));  // these stand last
   double total = 0;
   std::vector<double> sizes;
   for (const std::string& f : tokens) total += sizes.emplace_back(static_cast<double>(TokenFile(f).tokens()));
   for (std::size_t i = 0; i < tokens.size(); ++i)
-    out.push_back({tokens[i], entry.weight > 0 && total > 0 ? entry.weight * sizes[i] / total : 0});
+    out.push_back({.path = tokens[i],
+                   .weight = entry.weight > 0 && total > 0 ? entry.weight * sizes[i] / total : 0,
+                   .name = !texts.empty() && i + 1 == tokens.size() ? called(texts) : ""});
 }
 
 std::vector<DataPart> make_parts(const std::vector<DataEntry>& entries, const Tokenizer* tokenizer, const std::string& fallback) {
@@ -103,30 +160,6 @@ std::vector<DataPart> make_parts(const std::vector<DataEntry>& entries, const To
   return parts;
 }
 
-// What the token files say of themselves must fit the tokenizer. Returns the largest vocabulary of those that name no tokenizer.
-std::int64_t check_files(const DataSection& data, const Tokenizer* tokenizer, TokenMeta& meta) {
-  std::int64_t vocab = 0;
-  std::string named;  // the last file that says what it was packed with
-  std::uint64_t fingerprint = 0;
-  for (const auto* entries : {&data.valid, &data.train})
-    for (const DataEntry& e : *entries)
-      for (const std::string& path : expand_globs({e.path})) {
-        if (!TokenFile::recognised(path)) continue;
-        meta = TokenFile(path).info().meta;
-        check_usage(
-            !tokenizer || meta.fingerprint == 0 || meta.fingerprint == tokenizer->fingerprint(),
-            "{} was packed with another tokenizer ({}, {:016x}) than data.tokenizer ({}, {:016x}); pack it again or name the other one",
-            path, meta.kind, meta.fingerprint, tokenizer ? tokenizer->kind() : "", tokenizer ? tokenizer->fingerprint() : 0);
-        if (meta.fingerprint != 0) {
-          check_usage(named.empty() || meta.fingerprint == fingerprint, "{} and {} were packed with different tokenizers", path, named);
-          named = path;
-          fingerprint = meta.fingerprint;
-        }
-        if (!tokenizer || meta.fingerprint == 0) vocab = std::max(vocab, static_cast<std::int64_t>(meta.vocab));
-      }
-  return vocab;
-}
-
 void expand(DataSection& data) {
   check_usage(!data.train.empty(), "data.train must name what to train on: token files, texts or patterns");
   for (auto* entries : {&data.train, &data.valid}) {
@@ -140,15 +173,18 @@ void expand(DataSection& data) {
   }
 }
 
-void settle_vocabulary(ModelSection& section, const Tokenizer* tokenizer, std::int64_t file_vocab, const TokenMeta& meta) {
+void settle_vocabulary(ModelSection& section, const Tokenizer* tokenizer, const Inputs& in) {
   ModelConfig& model = section.config;
+  std::int64_t file_vocab = 0;  // of token files that name no tokenizer
+  for (const PackedFile& f : in.packed)
+    if (!tokenizer || f.meta.fingerprint == 0) file_vocab = std::max(file_vocab, static_cast<std::int64_t>(f.meta.vocab));
   const std::int64_t tokenizer_vocab = tokenizer ? tokenizer->vocab_size() : 0;
   if (!section.vocab_given) model.vocab = std::max(tokenizer_vocab, file_vocab);
   check_usage(model.vocab >= tokenizer_vocab, "model.vocab must be at least {}, the tokenizer's, got {}", tokenizer_vocab, model.vocab);
   check_usage(model.vocab >= file_vocab, "model.vocab must be at least {}, the vocabulary of the token files, got {}", file_vocab,
               model.vocab);
   if (!tokenizer) {
-    if (model.eos.empty() && meta.end_of_text >= 0) model.eos = {meta.end_of_text};
+    if (const TokenId end = in.packed.back().meta.end_of_text; model.eos.empty() && end >= 0) model.eos = {end};
     return;
   }
   if (model.bos < 0 && tokenizer->bos()) model.bos = *tokenizer->bos();
@@ -163,15 +199,15 @@ RunData choose_data(RunConfig& config) {
   expand(config.data);
   for (const auto& [key, entries] : {std::pair{"data.train", &config.data.train}, {"data.valid", &config.data.valid}})
     for (const DataEntry& e : *entries)
-      for (const std::string& path : expand_globs({e.path})) check_usage(fs::exists(path), "{}: {} does not exist", key, path);
+      for (const std::string& path : expand_globs({e.path})) check_usage(is_there(path), "{}: {} does not exist", key, path);
+  const Inputs in = look_at(config.data);
   RunData out;
-  out.tokenizer = choose_tokenizer(config.data);
+  choose_tokenizer(config.data, in, out);
   const Tokenizer* t = out.tokenizer.get();
-  if (t && config.data.tokenizer == "auto") config.data.tokenizer = "bytes";
-  TokenMeta meta;
-  const std::int64_t file_vocab = check_files(config.data, t, meta);
-  settle_vocabulary(config.model, t, file_vocab, meta);
-  out.fingerprint = t ? t->fingerprint() : meta.fingerprint;
+  if (t && t->kind() == "bytes" && config.data.tokenizer == "auto") config.data.tokenizer = "bytes";
+  settle_vocabulary(config.model, t, in);
+  const PackedFile* speaks = spokesman(in);
+  out.fingerprint = t ? t->fingerprint() : speaks ? speaks->meta.fingerprint : 0;
   return out;
 }
 

@@ -11,13 +11,14 @@
 namespace bhyt::train {
 
 struct RunData {
-  std::unique_ptr<Tokenizer> tokenizer;  // null: token files that name none; the run knows ids only
+  std::unique_ptr<Tokenizer> tokenizer;  // null: the run knows ids only
+  std::string why_no_tokenizer;          // then
   std::vector<DataPart> train, valid;    // token files
   std::uint64_t fingerprint = 0;         // of the tokenizer
 };
 
-// Expands the config's patterns in place, so that resolved.yaml names files; chooses the tokenizer, checks the token files against it, and
-// settles the model's vocabulary and end-of-text. Writes nothing.
+// Expands the config's patterns in place, so that resolved.yaml names files; chooses the tokenizer (`auto`: what the token files were
+// packed with), checks the token files against it, and settles the model's vocabulary and end-of-text. Writes nothing.
 RunData choose_data(RunConfig& config);
 
 // Fills train and valid: token files as they are, texts packed; where no cache folder can be written, into `fallback`.

@@ -197,8 +197,7 @@ std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
   if (!s.config.run.dtype) s.config.run.dtype = s.config.device.is_cuda() ? DType::bf16 : DType::f32;
 
   pack_data(s.config.data, s.data, (s.dir->path() / "data").string());
-  if (!s.data.tokenizer)
-    log::info("the token files name no tokenizer that is at hand: checkpoints will hold none (data.tokenizer=PATH adds one)");
+  if (!s.data.tokenizer) log::info("checkpoints will hold no tokenizer: {}", s.data.why_no_tokenizer);
   s.train = training_rows(s.data.train, s.config);
   if (!s.data.valid.empty()) s.valid = validation_rows(s.data.valid, s.config);
   const Json math = mathematics_of(s);

@@ -55,12 +55,47 @@ TEST(Shell, WrongUsageIsTwoAndSaysWhereToTurn) {
   EXPECT_EQ(bhyt({"forward", "--model", "x", "--tokens", "y", "--out", "z", "threads=0"}).code, 2);
 }
 
+TEST(Shell, AnUnknownFlagNamesTheNearestOne) {
+  const auto said = [](const std::vector<std::string>& args) {
+    const Outcome o = bhyt(args);
+    EXPECT_EQ(o.code, 2) << o.err;
+    return o.err;
+  };
+  EXPECT_EQ(said({"tokenizer", "train", "--vocab-size", "300", "--out", "t", "f.txt"}),
+            "error: unknown flag --vocab-size (did you mean --vocab?); see bhyt tokenizer train --help\n");
+  EXPECT_EQ(said({"data", "pack", "--tokeniser=bytes", "--out", "t", "f.txt"}),
+            "error: unknown flag --tokeniser (did you mean --tokenizer?); see bhyt data pack --help\n");
+  EXPECT_EQ(said({"generate", "--modle", "x"}), "error: unknown flag --modle (did you mean --model?); see bhyt generate --help\n");
+  EXPECT_EQ(said({"forward", "--no-such-flag"}), "error: unknown flag --no-such-flag; see bhyt forward --help\n");
+  EXPECT_EQ(said({"tokenizer", "tarin"}), "error: unexpected command tarin (did you mean train?); see bhyt tokenizer --help\n");
+  EXPECT_EQ(said({"data", "info", "a", "b"}), "error: unexpected argument b; see bhyt data info --help\n");
+  EXPECT_EQ(said({"data", "pack", "--out", "t", "f.txt"}), "error: --tokenizer is required (see bhyt data pack --help)\n");
+}
+
+TEST(Shell, HelpOfACommandListsItsOptions) {
+  for (const auto& asked : {bhyt({"help", "tokenizer", "train"}), bhyt({"tokenizer", "train", "--help"})}) {
+    EXPECT_EQ(asked.code, 0);
+    EXPECT_TRUE(has(asked.out, "--vocab INT REQUIRED")) << asked.out;
+    EXPECT_FALSE(has(asked.out, "--no-special")) << asked.out;
+  }
+  const Outcome all = bhyt({"help", "tokenizer"});
+  EXPECT_TRUE(has(all.out, "--vocab INT REQUIRED") && has(all.out, "--no-special")) << all.out;
+}
+
 TEST(Shell, FailedWorkIsOne) {
   const TempFolder empty;
   const Outcome o = bhyt({"forward", "--model", empty.path.string(), "--tokens", "t", "--out", "o"});
   EXPECT_EQ(o.code, 1);
   EXPECT_TRUE(has(o.err, "error: ")) << o.err;
   EXPECT_TRUE(o.out.empty());
+}
+
+// What the file system says reaches people as path and reason.
+TEST(Shell, NoForeignExceptionIsShown) {
+  const std::string name(300, 'a');
+  const Outcome o = bhyt({"info", name});
+  EXPECT_EQ(o.code, 1);
+  EXPECT_EQ(o.err, "error: " + name + ": File name too long\n");
 }
 
 TEST(Shell, AFullDiskBehindStdoutIsNoSuccess) {

@@ -31,6 +31,46 @@ TEST(Data, SynthInfoAndBack) {
   EXPECT_GT(json::parse(packed.out)["documents"], 10);
 }
 
+TEST(Data, InfoSaysWhereTheTokenizerIs) {
+  const TempFolder dir;
+  const auto at = [&](const char* name) { return (dir.path / name).string(); };
+  setenv("BHYT_CACHE", at("cache").c_str(), 1);
+  std::ofstream(at("a.txt")) << "low lower lowest";
+  ASSERT_EQ(bhyt({"tokenizer", "train", "--vocab", "265", "--out", at("t"), at("a.txt")}).code, 0);
+  const Outcome packed = bhyt({"data", "pack", "--out", at("d/a.tok"), "--tokenizer", at("t"), "--json", at("a.txt")});
+  ASSERT_EQ(packed.code, 0) << packed.err;
+  const std::string name = "tokenizer-" + json::parse(packed.out)["fingerprint"].get<std::string>();
+  const auto where = [&](const std::string& file) { return json::parse(bhyt({"data", "info", "--json", file}).out)["tokenizer_at"]; };
+  EXPECT_EQ(json::parse(packed.out)["tokenizer_at"], (dir.path / "d" / name).string());
+  EXPECT_EQ(where(at("d/a.tok")), (dir.path / "d" / name).string());
+  fs::rename(at("d/a.tok"), at("a.tok"));
+  EXPECT_EQ(where(at("a.tok")), (dir.path / "cache" / name).string());
+  fs::remove_all(at("cache"));
+  EXPECT_EQ(where(at("a.tok")), nullptr);
+  const Outcome lost = bhyt({"info", at("a.tok")});
+  EXPECT_EQ(lost.code, 0);
+  EXPECT_NE(lost.err.find("its tokenizer is not at hand: looked for " + name), std::string::npos) << lost.err;
+  ASSERT_EQ(bhyt({"data", "pack", "--out", at("b.tok"), "--tokenizer", "bytes", at("a.txt")}).code, 0);
+  EXPECT_EQ(where(at("b.tok")), "built in");
+  EXPECT_FALSE(fs::exists(at("cache/") + name));
+  unsetenv("BHYT_CACHE");
+}
+
+TEST(Data, WhereItGoesIsCheckedBeforeTheWork) {
+  const TempFolder dir;
+  const auto at = [&](const char* name) { return (dir.path / name).string(); };
+  std::ofstream(at("a.txt")) << "low lower lowest";
+  fs::create_directories(at("s/valid.tok"));
+  const Outcome synth = bhyt({"data", "synth", "--out", at("s"), "--tokens", "5K"});
+  EXPECT_EQ(synth.code, 1);
+  EXPECT_EQ(synth.err, "error: cannot write " + at("s/valid.tok") + ": it is a directory\n");
+  EXPECT_FALSE(fs::exists(at("s/train.tok")));
+  EXPECT_EQ(bhyt({"data", "synth", "--out", at("a.txt"), "--tokens", "5K"}).err,
+            "error: cannot write " + at("a.txt/train.tok") + ": Not a directory\n");
+  EXPECT_EQ(bhyt({"data", "pack", "--out", at("a.txt/x.tok"), "--tokenizer", "bytes", at("a.txt")}).err,
+            "error: cannot write " + at("a.txt/x.tok") + ": Not a directory\n");
+}
+
 TEST(Data, WrongUseAndFailedWork) {
   const TempFolder dir;
   const auto at = [&](const char* name) { return (dir.path / name).string(); };

@@ -86,6 +86,51 @@ TEST_F(GenerateText, StopsAtTheIdsThatTheCheckpointNames) {
   EXPECT_EQ(j["finish_reason"], "stop");
 }
 
+TEST_F(GenerateText, WithoutATokenizerSaysWhatNamesOne) {
+  fs::copy(checkpoint(), at("bare"));
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}) fs::remove(at("bare/") + name);
+  const Words words{"generate", "--model", at("bare"), "--prompt", "mary had", "device=cpu", "threads=1"};
+  const Outcome none = bhyt(words);
+  EXPECT_EQ(none.code, 2);
+  EXPECT_EQ(none.err,
+            "error: " + at("bare") + " holds no tokenizer: --tokenizer PATH names one, and --ids takes and gives token ids without\n");
+  EXPECT_EQ(generate({"--tokenizer", "bytes", "--prompt", "mary had"}, at("bare"))["text"], " a little lamb");
+  EXPECT_EQ(generate({"--ids", "--prompt", "109", "--max-tokens", "3"}, at("bare"))["ids"].size(), 3u);
+}
+
+// Rows that no token of the tokenizer uses: drawn, they have no text. A tokenizer of another size is refused before anything is computed.
+TEST_F(GenerateText, AModelMayBePaddedAndATokenizerMustFit) {
+  const auto train = [&](const std::string& vocab) {
+    const std::string run = at("padded" + vocab);
+    const Outcome trained =
+        bhyt({"pretrain", "model.d=16", "model.layers=1", "model.heads=2", "model.mlp=16", "model.vocab=" + vocab, "data.seq_len=16",
+              "train.batch=2", "train.steps=1", "threads=1", "device=cpu", "data.train=" + at("text.jsonl"), "run.dir=" + run, "--quiet"});
+    EXPECT_EQ(trained.code, 0) << trained.err;
+    return run + "/checkpoint-1";
+  };
+  setenv("BHYT_CACHE", at("cache").c_str(), 1);
+  const std::string model = train("2000");
+  unsetenv("BHYT_CACHE");
+  const Words words{"generate", "--model",      model, "--prompt",   "mary",     "--temperature",
+                    "2",        "--max-tokens", "30",  "device=cpu", "threads=1"};
+  for (const Words& more : {Words{}, Words{"--json"}, Words{"--tokenizer", "bytes"}}) {
+    Words args = words;
+    args.insert(args.end(), more.begin(), more.end());
+    const Outcome out = bhyt(args);
+    EXPECT_EQ(out.code, 0) << out.err;
+    EXPECT_NE(out.err.find("new tokens have no text: their ids are not below 257"), std::string::npos) << out.err;
+  }
+  const auto refused = [&](const std::string& checkpoint, const std::string& tokenizer, const std::string& sizes) {
+    const Outcome out = bhyt({"generate", "--model", checkpoint, "--tokenizer", tokenizer, "--prompt", "mary", "device=cpu", "threads=1"});
+    EXPECT_EQ(out.code, 1);
+    EXPECT_EQ(out.out, "");
+    EXPECT_EQ(out.err, "error: the tokenizer " + tokenizer + " has " + sizes + ": they do not belong together\n");
+  };
+  ASSERT_EQ(bhyt({"tokenizer", "train", "--vocab", "266", "--out", at("266"), at("text.jsonl")}).code, 0);
+  refused(model, at("266"), "266 ids, the model 2000");        // of a smaller model
+  refused(checkpoint(), at("266"), "266 ids, the model 257");  // of a larger one
+}
+
 // Prompts are computed in pieces of 256: the continuation is the one that the whole row through forward gives.
 TEST_F(GenerateText, ALongPromptContinuesAsTheWholeRowDoes) {
   constexpr std::int64_t kNew = 6;

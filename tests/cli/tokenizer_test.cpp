@@ -53,6 +53,60 @@ TEST(TokenizerCli, TrainConvertInfo) {
   EXPECT_NE(bhyt({"tokenizer", "info", at("t")}).out.find("vocab_size     280"), std::string::npos);
 }
 
+TEST(TokenizerCli, ATokenizerThatIsThereIsReplacedOnlyByForce) {
+  const TempFolder dir;
+  const auto at = [&](const char* name) { return (dir.path / name).string(); };
+  std::ofstream(at("a.txt")) << "low lower lowest";
+  std::ofstream(at("b.txt")) << "new newer newest";
+  const auto train = [&](const char* text, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> args{"tokenizer", "train", "--vocab", "265", "--out", at("t"), at(text)};
+    args.insert(args.end(), more.begin(), more.end());
+    return bhyt(args);
+  };
+  ASSERT_EQ(train("a.txt").code, 0);
+  const std::string before = read_text(dir.path / "t/tokenizer.json");
+  for (const Outcome& again : {train("b.txt"), bhyt({"tokenizer", "convert", "--tokenizer", "bytes", "--out", at("t")})}) {
+    EXPECT_EQ(again.code, 2);
+    EXPECT_EQ(again.err,
+              "error: " + at("t") + " already holds tokenizer.json; --force replaces the tokenizer there, another --out keeps it\n");
+    EXPECT_EQ(read_text(dir.path / "t/tokenizer.json"), before);
+  }
+  std::ofstream(at("t/chat_template.jinja")) << "of the old one";
+  std::ofstream(at("t/notes.md")) << "mine";
+  ASSERT_EQ(train("b.txt", {"--force"}).code, 0);
+  EXPECT_NE(read_text(dir.path / "t/tokenizer.json"), before);
+  EXPECT_FALSE(fs::exists(at("t/chat_template.jinja")));
+  EXPECT_TRUE(fs::exists(at("t/notes.md")));
+  EXPECT_EQ(bhyt({"tokenizer", "convert", "--tokenizer", "bytes", "--out", at("t"), "--force"}).code, 0);
+  EXPECT_EQ(json::parse(bhyt({"tokenizer", "info", "--json", at("t")}).out)["vocab_size"], 257);
+}
+
+TEST(TokenizerCli, WhereItGoesIsCheckedBeforeTheWork) {
+  const TempFolder dir;
+  const auto at = [&](const char* name) { return (dir.path / name).string(); };
+  std::ofstream(at("a.txt")) << "low lower lowest";
+  for (const char* out : {"a.txt", "a.txt/x/y"}) {
+    const Outcome made = bhyt({"tokenizer", "train", "--vocab", "265", "--out", at(out), at("a.txt")});
+    EXPECT_EQ(made.code, 1);
+    EXPECT_EQ(made.err, "error: cannot write to " + at(out) + ": " + at("a.txt") + " is not a folder\n");
+    EXPECT_EQ(bhyt({"tokenizer", "convert", "--tokenizer", "bytes", "--out", at(out)}).err, made.err);
+  }
+}
+
+TEST(TokenizerCli, TextsThatAreNoneAreSaid) {
+  const TempFolder dir;
+  const auto at = [&](const char* name) { return (dir.path / name).string(); };
+  std::ofstream(at("e.txt")) << " \n";
+  std::ofstream(at("n.txt")) << "abc" << std::string(9, '\0');
+  const Outcome empty = bhyt({"tokenizer", "train", "--vocab", "265", "--out", at("t"), at("e.txt")});
+  EXPECT_EQ(empty.code, 1);
+  EXPECT_NE(empty.err.find("nothing to learn from: no document has any text in " + at("e.txt")), std::string::npos) << empty.err;
+  EXPECT_FALSE(fs::exists(at("t")));
+  const Outcome odd = bhyt({"tokenizer", "train", "--vocab", "262", "--out", at("t"), at("n.txt")});
+  EXPECT_EQ(odd.code, 0) << odd.err;
+  EXPECT_NE(odd.err.find("n.txt: 75.0 % of its bytes are NUL or not UTF-8"), std::string::npos) << odd.err;
+}
+
 TEST(TokenizerCli, WrongUseAndFailedWork) {
   const TempFolder dir;
   const auto at = [&](const char* name) { return (dir.path / name).string(); };

@@ -31,7 +31,7 @@ class PairTokenizer : public Tokenizer {
   std::optional<TokenId> end_of_text() const override { return 69999; }
   std::vector<TokenId> stops() const override { return {69999}; }
   std::uint64_t fingerprint() const override { return 42; }
-  void save(const fs::path&) const override {}
+  void save(const fs::path& dir) const override { fs::create_directories(dir); }
 };
 
 std::vector<std::string> documents(const Tokenizer& t, const std::string& path) {

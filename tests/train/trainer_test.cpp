@@ -3,9 +3,11 @@
 
 #include <limits>
 
+#include "data/pack.h"
 #include "model/checkpoint.h"
 #include "model/safetensors.h"
 #include "tests/train/helpers.h"
+#include "text/train.h"
 #include "train/run_dir.h"
 
 namespace bhyt::train {
@@ -259,6 +261,78 @@ TEST(Data, TokenizerVocabularyAndFilesMustAgree) {
   EXPECT_EQ(larger.config().model.config.vocab, 100);
 }
 
+// A byte-level BPE of 300 ids or fewer, learned from the text of these tests.
+std::unique_ptr<Tokenizer> small_bpe(const std::string& text) {
+  BpeTrainer trainer({.vocab = 300});
+  trainer.count(text);
+  return trainer.train();
+}
+
+std::string repeating_text() {
+  std::string text;
+  for (int i = 0; i < 400; ++i) text += fmt::format("line {} of a text that repeats itself\n", i % 37);
+  return text;
+}
+
+TEST(Data, TokenFilesBringTheirTokenizer) {
+  const Folder tmp;
+  setenv("BHYT_CACHE", (tmp / "cache").c_str(), 1);
+  write_synced(tmp / "a.txt", repeating_text());
+  const auto bpe = small_bpe(repeating_text());
+  pack(*bpe, {.out = tmp / "d/a.tok", .inputs = {tmp / "a.txt"}, .progress = false});
+  const Words words = small_run(tmp, "a") + Words{"train.steps=1", "train.save_every=0"};
+  const auto fingerprint = [&](const char* run) { return load_tokenizer((tmp.path / run / "checkpoint-1").string())->fingerprint(); };
+  train(words + Words{"data.train=" + tmp / "d/a.tok", "data.valid=null"});
+  EXPECT_EQ(fingerprint("a"), bpe->fingerprint());
+  EXPECT_FALSE(fs::exists(tmp.path / "cache" / "tokenizer.json"));
+  // Texts beside them are packed with the same one, whichever is trained on.
+  train(words + Words{"data.train=" + tmp / "d/a.tok", "data.valid=" + tmp / "a.txt", "run.dir=" + tmp / "b"});
+  train(words + Words{"data.train=" + tmp / "a.txt", "data.valid=" + tmp / "d/a.tok", "run.dir=" + tmp / "c"});
+  EXPECT_EQ(fingerprint("b"), bpe->fingerprint());
+  EXPECT_EQ(fingerprint("c"), bpe->fingerprint());
+  EXPECT_EQ(metrics_of(tmp.path / "b").front()["loss"], metrics_of(tmp.path / "c").front()["loss"]);
+  unsetenv("BHYT_CACHE");
+}
+
+TEST(Data, WithoutTheTokenizerOfTheTokenFilesTextsAreRefused) {
+  const Folder tmp;
+  setenv("BHYT_CACHE", (tmp / "cache").c_str(), 1);
+  write_synced(tmp / "a.txt", repeating_text());
+  write_language(tmp / "far.tok", 3000, 3, {.vocab = kVocab, .end_of_text = 0, .fingerprint = 77, .kind = "bpe"});
+  write_language(tmp / "synth.tok", 3000, 3, {.vocab = kVocab, .end_of_text = 0, .fingerprint = 78, .kind = "synth"});
+  const Words words = small_run(tmp, "a");
+  const auto refused = [&](const std::string& train, const std::string& valid) {
+    const std::string message = error_of(words + Words{"data.train=" + tmp / train, "data.valid=" + tmp / valid});
+    EXPECT_EQ(message.find("bytes"), std::string::npos) << message;
+    EXPECT_FALSE(fs::exists(tmp.path / "a"));
+    return message;
+  };
+  for (const std::string& message : {refused("far.tok", "a.txt"), refused("a.txt", "far.tok")}) {
+    says(message, "a.txt must be packed with the tokenizer of the token files");
+    says(message, "far.tok was packed with (bpe, 000000000000004d) is not at hand");
+    says(message, "data.tokenizer=PATH names one");
+  }
+  says(refused("synth.tok", "a.txt"), "synth.tok holds the ids of a generated language");
+  says(refused("train.tok", "a.txt"), "train.tok does not say which tokenizer it was packed with");
+  unsetenv("BHYT_CACHE");
+}
+
+TEST(Data, WhatHoldsNothingIsSaid) {
+  const Folder tmp;
+  setenv("BHYT_CACHE", (tmp / "cache").c_str(), 1);
+  const Words words = small_run(tmp, "a") + Words{"data.valid=null"};
+  const auto error = [&](const std::string& file) { return error_of(words + Words{"data.train=" + tmp / file}); };
+  TokenFileWriter(tmp / "none.tok", {.vocab = kVocab}).finish();
+  says(error("none.tok"), "none.tok: expected a token file with tokens, got one that is empty");
+  write_synced(tmp / "zero.tok", "");
+  says(error("zero.tok"), "zero.tok: expected .jsonl, .ndjson or .txt");
+  write_synced(tmp / "white.txt", "\n \n");
+  says(error("white.txt"), "no document has any text in " + tmp / "white.txt");
+  write_synced(tmp / "short.txt", "a few bytes");
+  says(error("short.txt"), tmp / "short.txt" + ": 12 tokens, a row of seq_len 32 needs 33");
+  unsetenv("BHYT_CACHE");
+}
+
 TEST(Data, TextsArePackedOnce) {
   const Folder tmp;
   setenv("BHYT_CACHE", (tmp / "cache").c_str(), 1);
@@ -292,7 +366,9 @@ TEST(Data, ADamagedOrUnwritableCacheStopsNoRun) {
   train(words);
   ASSERT_EQ(files_in(tmp.path / "cache").size(), 1u);
   cut_file(tmp.path / "cache" / files_in(tmp.path / "cache")[0], 1000);
+  testing::internal::CaptureStderr();
   train(words + Words{"run.dir=" + tmp / "b"});
+  says(testing::internal::GetCapturedStderr(), "the packed copy of " + tmp / "a.txt" + " is damaged (");
   expect_same_runs(tmp.path / "a", tmp.path / "b");
   setenv("BHYT_CACHE", "/proc/self", 1);  // is there, takes no file whoever asks
   train(words + Words{"run.dir=" + tmp / "c"});

@@ -1,0 +1,28 @@
+// What `bhyt tokenizer` writes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "text/tokenizer.h"
+
+namespace bhyt::cli {
+
+struct TokenizerTrainArgs {
+  std::string out, key = "text";
+  std::vector<std::string> files;
+  std::vector<std::string> special;
+  std::int64_t vocab = 0;
+  int threads = 0;
+  bool force = false;
+};
+
+int train_tokenizer(const TokenizerTrainArgs& args);
+
+// Before the work: the folder can be written, and holds no tokenizer unless `force`.
+void check_tokenizer_out(const std::string& folder, bool force);
+// Replaces the tokenizer in the folder, if any.
+void save_tokenizer(const Tokenizer& tokenizer, const std::string& folder);
+
+}  // namespace bhyt::cli
