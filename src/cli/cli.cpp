@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <csignal>
 #include <filesystem>
 #include <map>
@@ -147,9 +148,15 @@ void ModelOption::add_to(CLI::App& app) {
 
 std::filesystem::path ModelOption::find() const { return named_checkpoint(named, no_verify ? Verify::no : Verify::yes); }
 
-CLI::Option* counts(CLI::Option* option) {
-  CLI::Validator units = CLI::AsNumberWithUnit(std::map<std::string, std::int64_t>{{"K", 1000}, {"M", 1000000}, {"B", 1000000000}});
-  return option->transform(units.description(""));
+CLI::Validator count() {
+  const auto plain = [](std::string& text) -> std::string {
+    const std::optional<double> n = schema::parse_count(text);
+    if (!n) return "";  // a plain number, or what the option itself refuses
+    if (*n != std::floor(*n) || std::fabs(*n) > 9e15) return fmt::format("expected a whole number, got {}", text);
+    text = fmt::format("{:.0f}", *n);
+    return "";
+  };
+  return {plain, ""};
 }
 
 Placement take_placement(const std::vector<std::string>& words, const char* device, DType dtype) {

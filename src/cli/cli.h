@@ -11,7 +11,7 @@
 
 namespace CLI {
 class App;
-class Option;
+class Validator;
 }  // namespace CLI
 
 namespace bhyt::cli {
@@ -38,8 +38,8 @@ struct ModelOption {
 };
 constexpr const char* kNoVerifyHelp = "do not compare the files with the checksums they were saved with";
 
-// An option that counts something: 20K, 2M and 1B are understood.
-CLI::Option* counts(CLI::Option* option);
+// For options that take a count, as ->transform(count()): 20K, 1.5M and 1B become plain numbers.
+CLI::Validator count();
 
 // Where and in what type to compute, as `device=`, `dtype=` and `threads=` say it.
 struct Placement {

@@ -143,9 +143,9 @@ int cmd_data(const std::vector<std::string>& args) {
   SynthOptions synth;
   CLI::App* synth_app = app.add_subcommand("synth", "a generated language of known entropy: train.tok, valid.tok, info.json");
   synth_app->add_option("--out", synth.out, "folder to write")->required();
-  counts(synth_app->add_option("--tokens", synth.tokens, "training tokens, at least; 20K, 2M, 1B are understood")->required());
+  synth_app->add_option("--tokens", synth.tokens, "training tokens, at least; 20K, 2M, 1B are understood")->required()->transform(count());
   synth_app->add_option("--seed", synth.seed, "of the language and the text")->capture_default_str();
-  counts(synth_app->add_option("--vocab", synth.vocab, "ids, end-of-text included")->capture_default_str());
+  synth_app->add_option("--vocab", synth.vocab, "ids, end-of-text included")->capture_default_str()->transform(count());
   synth_app->add_flag("--documents", synth.documents, "write train.jsonl and valid.jsonl of printable words instead");
   synth_app->add_flag("--json", json, "print the result as JSON");
 
@@ -155,7 +155,7 @@ int cmd_data(const std::vector<std::string>& args) {
   CLI::App* info_app = app.add_subcommand("info", "what a token file holds");
   info_app->add_option("file", file, "token file or llm.c shard")->required();
   info_app->add_flag("--verify", verify, "read everything: checksums, ids, document ends");
-  counts(info_app->add_option("--head", head, "show the first N tokens")->check(CLI::NonNegativeNumber));
+  info_app->add_option("--head", head, "show the first N tokens")->transform(count())->check(CLI::NonNegativeNumber);
   info_app->add_flag("--json", json, "print as JSON");
 
   parse(app, args);

@@ -63,7 +63,9 @@ std::unique_ptr<Tokenizer> open_tokenizer(const Options& o, std::int64_t vocab) 
               o.checkpoint);
   auto tokenizer = load_tokenizer(o.tokenizer.empty() ? o.checkpoint : o.tokenizer);
   const std::int64_t ids = tokenizer->vocab_size(), padding = std::max<std::int64_t>(256, ids / 8);
-  const auto trusted = [&] { return own && (o.tokenizer.empty() || load_tokenizer(o.checkpoint)->fingerprint() == tokenizer->fingerprint()); };
+  const auto trusted = [&] {
+    return own && (o.tokenizer.empty() || load_tokenizer(o.checkpoint)->fingerprint() == tokenizer->fingerprint());
+  };
   check(ids <= vocab && (vocab <= ids + padding || trusted()), "the tokenizer {} has {} ids, the model {}: they do not belong together",
         o.tokenizer.empty() ? "of " + o.checkpoint : o.tokenizer, ids, vocab);
   return tokenizer;
@@ -130,9 +132,11 @@ int cmd_generate(const Args& args) {
   app.add_option("--prompt-file", o.prompt_file, "a file with the text to continue")->excludes(prompt);
   app.add_option("--tokenizer", o.tokenizer, "tokenizer file or folder (otherwise the checkpoint's own)");
   app.add_flag("--ids", o.ids, "the prompt is token ids (\"5 17 3\" or \"5,17,3\"); prints only the new ids, as one JSON array");
-  counts(app.add_option("--max-tokens", o.generate.max_tokens, "how many new tokens at most")->capture_default_str());
+  app.add_option("--max-tokens", o.generate.max_tokens, "how many new tokens at most")->capture_default_str()->transform(count());
   app.add_option("--temperature", o.generate.sampler.temperature, "0 = always the likeliest token")->capture_default_str();
-  app.add_option("--top-k", o.generate.sampler.top_k, "draw from the k likeliest only (0 = all)")->capture_default_str();
+  app.add_option("--top-k", o.generate.sampler.top_k, "draw from the k likeliest only (0 = all)")
+      ->capture_default_str()
+      ->transform(count());
   app.add_option("--top-p", o.generate.sampler.top_p, "draw from the likeliest that reach probability p")->capture_default_str();
   app.add_option("--seed", o.generate.sampler.seed, "of the draws")->capture_default_str();
   app.add_flag("--ignore-eos", o.ignore_eos, "go on after the end-of-text token");

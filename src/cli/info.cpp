@@ -18,6 +18,7 @@
 #include "ops/norm/config.h"
 #include "report/run.h"
 #include "text/tokenizer.h"
+#include "train/state.h"
 
 namespace bhyt::cli {
 
@@ -191,15 +192,40 @@ void verify_run(const fs::path& dir, std::vector<std::string>& problems) {
   }
 }
 
+// How far a run is: by its metrics, or by its newest checkpoint where that is further (an interrupt saves between two lines of metrics),
+// with the mean loss of the steps since the last line. Each loss says of which step it is.
+void describe_progress(const fs::path& newest, const report::Run& run, Json& j) {
+  const auto put = [&](const char* name, const char* step_name, const report::Series& series) {
+    for (std::size_t i = series.size(); i-- > 0 && !j.contains(name);) {
+      if (!std::isfinite(series.y[i])) continue;
+      j[name] = series.y[i];
+      j[step_name] = static_cast<std::uint64_t>(series.x[i]);
+    }
+  };
+  j["step"] = static_cast<std::uint64_t>(run.steps());
+  put("loss", "loss_step", run.loss);
+  put("valid_loss", "valid_step", run.valid);
+  const fs::path file = newest / kTrainerState;
+  if (newest.empty() || !fs::is_regular_file(file)) return;
+  try {
+    const train::Progress p = train::progress_from(read_json(file), file.string());
+    if (static_cast<double>(p.step) < run.steps()) return;
+    j["step"] = static_cast<std::uint64_t>(p.step);
+    if (p.loss_count == 0) return;
+    j["loss"] = p.loss_sum / static_cast<double>(p.loss_count);
+    j["loss_step"] = static_cast<std::uint64_t>(p.step);
+  } catch (const Error&) {  // of another program, or damaged: then the metrics are what is known
+  }
+}
+
 Json describe_run(const fs::path& dir, bool verify, std::vector<std::string>& problems) {
   const report::Run run = report::read_run(dir);
-  Json j{{"path", dir.string()}, {"kind", "run"}, {"step", static_cast<std::uint64_t>(run.steps())}};
-  if (!run.loss.empty()) j["loss"] = run.loss.last();
-  if (!run.valid.empty()) j["valid_loss"] = run.valid.last();
+  Json j{{"path", dir.string()}, {"kind", "run"}};
+  std::vector<std::int64_t> steps = checkpoint_steps(dir);
+  describe_progress(steps.empty() ? fs::path() : checkpoint_folder(dir, steps.front()), run, j);
   if (run.floor) j["entropy_rate"] = *run.floor;
   j["skipped_steps"] = static_cast<std::uint64_t>(run.skipped.size());
   j["checkpoints"] = Json::array();
-  std::vector<std::int64_t> steps = checkpoint_steps(dir);
   for (auto step = steps.rbegin(); step != steps.rend(); ++step)
     j["checkpoints"].push_back(checkpoint_folder(dir, *step).filename().string());
   if (verify) verify_run(dir, problems);

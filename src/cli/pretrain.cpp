@@ -23,7 +23,9 @@ void print_help() {
       "  --no-verify   take the weights of model.init without comparing them with their checksums\n"
       "  --json        print the outcome as one JSON object on stdout\n"
       "  --quiet       no messages but warnings and errors\n\n"
-      "Bare device=, dtype=, seed=, threads= and resume= are short for run.*. key=null goes back to the default.\n\n"
+      "Bare device=, dtype=, seed=, threads= and resume= are short for run.*. key=null goes back to the default.\n"
+      "Counts may be written 20K, 1.5M, 20B. A word takes the place of a key in CONFIG.yaml that says the same (train.steps, "
+      "train.tokens).\n\n"
       "Keys, with their defaults:\n");
   std::string section;
   for (const auto& e : train::config_keys()) {
@@ -40,6 +42,22 @@ struct Arguments {
   bool force = false, verify = true, json = false, quiet = false, help = false;
 };
 
+bool is_key(const std::string& word) {
+  const auto keys = train::config_keys();
+  return is_short_for_run(word) || std::any_of(keys.begin(), keys.end(), [&](const auto& e) { return e.key == word; });
+}
+
+[[noreturn]] void refuse_flag(const std::string& word) {
+  const std::string bare = word.substr(std::min(word.find_first_not_of('-'), word.size()));
+  const std::string near = schema::nearest(word, {"--force", "--no-verify", "--json", "--quiet", "--help"});
+  std::string hint;
+  if (is_key(bare.substr(0, bare.find('='))))
+    hint = fmt::format(" (keys have no dashes: {})", bare.find('=') == std::string::npos ? bare + "=VALUE" : bare);
+  else if (!near.empty())
+    hint = fmt::format(" (did you mean {}?)", near);
+  throw UsageError(fmt::format("unknown flag {}{}; see bhyt help pretrain", word, hint));
+}
+
 Arguments parse_arguments(const Args& args) {
   Arguments a;
   for (const std::string& word : args) {
@@ -54,12 +72,11 @@ Arguments parse_arguments(const Args& args) {
     } else if (word == "--quiet" || word == "-q") {
       a.quiet = true;
     } else if (word.starts_with("-")) {
-      const std::string near = schema::nearest(word, {"--force", "--no-verify", "--json", "--quiet", "--help"});
-      throw UsageError(
-          fmt::format("unknown flag {}{}; see bhyt help pretrain", word, near.empty() ? "" : fmt::format(" (did you mean {}?)", near)));
+      refuse_flag(word);
     } else if (word.find('=') != std::string::npos) {
       a.overrides.push_back(word);
     } else {
+      check_usage(!is_key(word), "{} has no value: write {}=VALUE", word, word);
       check_usage(a.config.empty(), "expected one config, got {} and {} (overrides are written key=value)", a.config, word);
       a.config = word;
     }

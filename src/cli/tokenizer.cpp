@@ -133,7 +133,7 @@ int cmd_tokenizer(const Args& args) {
   TokenizerTrainArgs t;
   CodeArgs c;
   CLI::App* trainer = app.add_subcommand("train", "learn a byte-level BPE vocabulary from JSONL (.gz, .zst) or text files");
-  counts(trainer->add_option("--vocab", t.vocab, "tokens, with the 256 bytes and the special ones: 4096, 32K")->required());
+  trainer->add_option("--vocab", t.vocab, "tokens, with the 256 bytes and the special ones: 4096, 32K")->required()->transform(count());
   trainer->add_option("--out", t.out, "folder to write tokenizer.json and its companions to")->required();
   trainer->add_flag("--force", t.force, "replace the tokenizer that is there");
   trainer->add_option("--threads", t.threads, "default: all cores")->check(CLI::PositiveNumber);

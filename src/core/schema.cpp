@@ -1,6 +1,8 @@
 #include "core/schema.h"
 
 #include <algorithm>
+#include <cctype>
+#include <charconv>
 
 namespace bhyt::schema {
 
@@ -58,6 +60,20 @@ std::string nearest(const std::string& word, const std::vector<std::string>& kno
   return best;
 }
 
+std::optional<double> parse_count(const std::string& text) {
+  static constexpr std::string_view kUnits = "KMBT";
+  if (text.empty()) return std::nullopt;
+  const std::size_t unit = kUnits.find(static_cast<char>(std::toupper(static_cast<unsigned char>(text.back()))));
+  if (unit == std::string_view::npos) return std::nullopt;
+  // As a power of ten behind the digits, not as a product: 1.001K is 1001.
+  const std::string number = fmt::format("{}e{}", text.substr(0, text.size() - 1), 3 * (unit + 1));
+  const char* end = number.data() + number.size();
+  double value = 0;
+  const auto [stop, error] = std::from_chars(number.data(), end, value);
+  if (error != std::errc() || stop != end) return std::nullopt;
+  return value;
+}
+
 std::string show(const Json& value) {
   if (value.is_null()) return "nothing";
   std::string s = value.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -85,11 +101,18 @@ double Reader::as_number(const std::string& key, const Json& j, const Range& ran
 }
 
 std::int64_t Reader::as_integer(const std::string& key, const Json& j, const Range& range) {
-  if (!j.is_number()) wrong(key, "a whole number", j);
-  const double v = j.get<double>();
+  const std::optional<double> count = j.is_string() ? parse_count(j.get<std::string>()) : std::nullopt;
+  if (!j.is_number() && !count) wrong(key, "a whole number", j);
+  const double v = count ? *count : j.get<double>();
   if (v != std::floor(v) || std::fabs(v) > 9.0e15) wrong(key, "a whole number", j);
   check_range(key, v, range);
-  return j.is_number_float() ? static_cast<std::int64_t>(v) : j.get<std::int64_t>();
+  return j.is_number_integer() ? j.get<std::int64_t>() : static_cast<std::int64_t>(v);
+}
+
+std::int64_t Reader::as_integer_or_auto(const std::string& key, const Json& j, const Range& range) {
+  if (j == "auto") return 0;
+  if (!j.is_number() && !(j.is_string() && parse_count(j.get<std::string>()))) wrong(key, "auto or a number", j);
+  return as_integer(key, j, range);
 }
 
 std::string Reader::as_text(const std::string& key, const Json& j) {

@@ -9,6 +9,7 @@
 #include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,6 +32,7 @@ template <class E>
 using Names = std::vector<std::pair<const char*, E>>;
 
 std::string nearest(const std::string& word, const std::vector<std::string>& known);  // "" when nothing is near
+std::optional<double> parse_count(const std::string& text);                           // 300K, 1.5M, 20B, 1T; nothing where it is none
 std::string show(const Json& value);                                                  // as an error message quotes it
 void check_range(const std::string& key, double value, const Range& range);           // "train.lr must be greater than 0, got -1"
 [[noreturn]] void wrong(const std::string& key, const std::string& expected, const Json& got);
@@ -98,7 +100,8 @@ class Reader {
   void finish() const;
 
   static double as_number(const std::string& key, const Json& j, const Range& range);
-  static std::int64_t as_integer(const std::string& key, const Json& j, const Range& range);
+  static std::int64_t as_integer(const std::string& key, const Json& j, const Range& range);          // 2K is 2000
+  static std::int64_t as_integer_or_auto(const std::string& key, const Json& j, const Range& range);  // auto is 0
   static std::string as_text(const std::string& key, const Json& j);
 
  private:

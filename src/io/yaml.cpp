@@ -139,17 +139,22 @@ std::string write_yaml(const schema::Json& tree) {
   return out;
 }
 
+bool is_short_for_run(const std::string& key) {
+  static constexpr std::array<const char*, 5> kBare = {"device", "dtype", "seed", "threads", "resume"};
+  return std::find(kBare.begin(), kBare.end(), key) != kBare.end();
+}
+
 void apply_override(schema::Json& tree, const std::string& word) {
   const auto equals = word.find('=');
   check_usage(equals != std::string::npos && equals > 0, "expected key=value, got {}", word);
   std::string key = word.substr(0, equals);
   const std::string text = word.substr(equals + 1);
-  for (const char* bare : {"device", "dtype", "seed", "threads", "resume"})
-    if (key == bare) key = "run." + key;
+  check_usage(!text.empty(), "{}= has no value: write {}=VALUE, or {}=null for the default", key, key, key);
+  if (is_short_for_run(key)) key = "run." + key;
   // A path is what was typed: 007, 1e-3 and #1 are good names of folders.
   const bool path = key == "run.dir" || key == "model.init" || key == "data.tokenizer";
   Json value = text;
-  if (!path || text.empty() || text == "null" || text.front() == '"' || text.front() == '\'') try {
+  if (!path || text == "null" || text.front() == '"' || text.front() == '\'') try {
       value = from_yaml(YAML::Load(text), key);
     } catch (const YAML::Exception&) {
     }

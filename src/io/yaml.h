@@ -16,7 +16,7 @@ schema::Json read_yaml(const std::filesystem::path& file);
 std::string write_yaml(const schema::Json& tree);
 
 // "train.lr=5e-4": sets one key of the tree. The value is read as YAML (as plain text where it is none: *.tok); null takes the key away.
-// Bare device, dtype, seed, threads, resume are short for run.*.
 void apply_override(schema::Json& tree, const std::string& word);
+bool is_short_for_run(const std::string& key);  // bare device, dtype, seed, threads and resume are
 
 }  // namespace bhyt

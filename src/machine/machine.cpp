@@ -57,7 +57,13 @@ std::size_t total_memory(Device device) {
 
 std::size_t free_memory(Device device) {
   if (device.is_cuda()) return cuda::free_bytes(device.index);
-  return static_cast<std::size_t>(number_in("/proc/meminfo", "MemAvailable:") * 1024);
+  const double available = number_in("/proc/meminfo", "MemAvailable:") * 1024;
+  const double allowed = number_in("/sys/fs/cgroup/memory.max", "");
+  if (allowed <= 0) return static_cast<std::size_t>(available);
+  // What the container has taken, without what the system would give back: files it has read or written.
+  double taken = number_in("/sys/fs/cgroup/memory.current", "");
+  for (const char* cached : {"inactive_file", "active_file", "slab_reclaimable"}) taken -= number_in("/sys/fs/cgroup/memory.stat", cached);
+  return static_cast<std::size_t>(std::max(std::min(available, allowed - taken), 0.0));
 }
 
 double peak_flops(Context& ctx, DType type) {

@@ -17,7 +17,7 @@ std::string describe_device(Context& ctx);  // cuda: NVIDIA H200 | cpu: Neoverse
 
 // Bytes a run may take on this device; on a CPU what the container allows, if that is less.
 std::size_t total_memory(Device device);
-std::size_t free_memory(Device device);
+std::size_t free_memory(Device device);  // of those, what is not taken now; 0 where the system does not say
 
 // Operations per second that a matrix product reaches on this device: measured on a CPU (a fifth of a second), from a table for a GPU; 0
 // unknown.

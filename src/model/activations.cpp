@@ -11,14 +11,17 @@
 namespace bhyt {
 
 // Lays tensors one behind the other in a buffer; with a null base it only measures.
-struct Activations::Layout {
-  char* base = nullptr;
-  Device device;
+struct ActivationTensors::Layout {
+  const ModelConfig& config;
+  const NormPlan& norms;
   DType type;
-  std::int64_t batch, seq;
+  Device device;
+  ActivationPlan plan;  // with the shape to lay out
+  char* base = nullptr;
+  float* constants = nullptr;  // [L] C of every layer
   std::size_t bytes = 0;
 
-  std::int64_t n() const { return batch * seq; }
+  std::int64_t n() const { return plan.batch * plan.seq; }
   Tensor take(DType of, std::initializer_list<std::int64_t> dims) {
     Tensor t(nullptr, of, device, dims);
     t.data = base ? base + bytes : nullptr;
@@ -27,6 +30,7 @@ struct Activations::Layout {
   }
   Tensor matrix(std::int64_t cols) { return take(type, {n(), cols}); }
   Tensor stats() { return take(DType::f32, {2, n()}); }
+  void body(Kept& k, bool norms_on_outputs);
 };
 
 namespace {
@@ -38,51 +42,49 @@ bool any_output_norm(const NormPlan& plan) {
 }  // namespace
 
 // All of a block but its input, the norms' outputs and SwiGLU's.
-void Activations::lay_body(Layout& at, const Model& model, Kept& k, bool norms_on_outputs) {
-  const ModelConfig& c = model.config();
-  k.stats1 = at.stats();
-  k.stats2 = at.stats();
-  if (model.norms().aux_loss > 0) k.exact = at.take(DType::f32, {at.n()});
-  k.qkv = at.matrix(c.qkv_width());
-  k.att = at.matrix(c.q_width());
-  k.lse = at.take(DType::f32, {at.batch, c.heads, at.seq});
-  k.x2 = at.matrix(c.d);
-  k.gate_up = at.matrix(2 * c.mlp);
+void ActivationTensors::Layout::body(Kept& k, bool norms_on_outputs) {
+  k.stats1 = stats();
+  k.stats2 = stats();
+  if (norms.aux_loss > 0) k.exact = take(DType::f32, {n()});
+  k.qkv = matrix(config.qkv_width());
+  k.att = matrix(config.q_width());
+  k.lse = take(DType::f32, {plan.batch, config.heads, plan.seq});
+  k.x2 = matrix(config.d);
+  k.gate_up = matrix(2 * config.mlp);
   if (!norms_on_outputs) return;
-  k.out1 = at.matrix(c.d);
-  k.out2 = at.matrix(c.d);
-  k.stats_out1 = at.stats();
-  k.stats_out2 = at.stats();
+  k.out1 = matrix(config.d);
+  k.out2 = matrix(config.d);
+  k.stats_out1 = stats();
+  k.stats_out2 = stats();
 }
 
-void Activations::lay(Layout& at, std::int64_t batch, std::int64_t seq) {
-  at.batch = batch;
-  at.seq = seq;
-  const ModelConfig& c = model_.config();
-  const NormPlan& norms = model_.norms();
+void ActivationTensors::lay(Layout& at) {
+  const ModelConfig& c = at.config;
+  const NormPlan& norms = at.norms;
+  const ActivationPlan& plan = at.plan;
   const auto lay_norms = [&](Kept& k) {
     k.z1 = at.matrix(c.d);
     k.z2 = at.matrix(c.d);
   };
   // What the backward makes again, or nobody asks for later, is one set for all blocks.
   Kept shared;
-  if (!plan_.keeps_block()) lay_body(at, model_, shared, any_output_norm(norms));
-  if (!plan_.keeps_z()) lay_norms(shared);
-  if (!plan_.keeps_h()) shared.h = at.matrix(c.mlp);
+  if (!plan.keeps_block()) at.body(shared, any_output_norm(norms));
+  if (!plan.keeps_z()) lay_norms(shared);
+  if (!plan.keeps_h()) shared.h = at.matrix(c.mlp);
   Tensor stream;  // without a backward the stream lives in one place
   kept.clear();
   for (std::size_t l = 0; l < norms.blocks.size(); ++l) {
     Kept k = shared;
-    if (plan_.keeps_block()) lay_body(at, model_, k, norms.blocks[l].out1.has_value());
-    if (plan_.keeps_z()) lay_norms(k);
-    if (plan_.keeps_h()) k.h = at.matrix(c.mlp);
-    if (plan_.backward || !stream) stream = at.matrix(c.d);
+    if (plan.keeps_block()) at.body(k, norms.blocks[l].out1.has_value());
+    if (plan.keeps_z()) lay_norms(k);
+    if (plan.keeps_h()) k.h = at.matrix(c.mlp);
+    if (plan.backward || !stream) stream = at.matrix(c.d);
     k.x = stream;
-    if (!plan_.backward) k.x2 = stream;
-    k.constant = Tensor(constants_.t.as<float>() + l, DType::f32, constants_.t.device, {1});
+    if (!plan.backward) k.x2 = stream;
+    if (at.constants) k.constant = Tensor(at.constants + l, DType::f32, at.device, {1});
     kept.push_back(k);
   }
-  last = plan_.backward ? at.matrix(c.d) : stream;
+  last = plan.backward ? at.matrix(c.d) : stream;
   last_stats = at.stats();
   z = at.matrix(c.d);
   // The blocks' scratch and the loss's workspace are never in use at the same time.
@@ -91,7 +93,7 @@ void Activations::lay(Layout& at, std::int64_t batch, std::int64_t seq) {
   const std::size_t end = std::exchange(at.bytes, common);
   scratch = {};
   scratch.branch = at.matrix(c.d);
-  if (plan_.backward) {
+  if (plan.backward) {
     scratch.dx = at.matrix(c.d);
     if (any_output_norm(norms)) scratch.dbranch = at.matrix(c.d);
     scratch.dqkv = at.matrix(c.qkv_width());
@@ -110,24 +112,28 @@ Activations::Activations(Context& ctx, const Model& model, const ActivationPlan&
   fit(plan.batch, plan.seq);
 }
 
-std::size_t Activations::bytes(const Model& model, const ActivationPlan& plan) {
-  Activations probe(model, plan);
-  Layout measure{nullptr, model.device(), model.type(), 0, 0};
-  probe.lay(measure, plan.batch, plan.seq);
+std::size_t Activations::bytes(const ModelConfig& config, DType type, Device device, const ActivationPlan& plan) {
+  const NormPlan norms = plan_norms(config.norm, config.layers, config.d, config.eps);
+  Layout measure{.config = config, .norms = norms, .type = type, .device = device, .plan = plan};
+  ActivationTensors().lay(measure);
   return measure.bytes;
 }
 
 void Activations::fit(std::int64_t batch, std::int64_t seq) {
   if (batch == fitted_batch_ && seq == fitted_seq_) return;
   fitted_batch_ = 0;  // nothing, should memory run out below
-  Layout measure{nullptr, model_.device(), model_.type(), 0, 0};
-  lay(measure, batch, seq);
+  Layout measure{.config = model_.config(), .norms = model_.norms(), .type = model_.type(), .device = model_.device(), .plan = plan_};
+  measure.plan.batch = batch;
+  measure.plan.seq = seq;
+  measure.constants = constants_.t.as<float>();
+  Layout at = measure;
+  lay(measure);
   if (measure.bytes > memory_.bytes()) {
     memory_ = Buffer();
     memory_ = Buffer(ctx_, measure.bytes);
   }
-  Layout at{static_cast<char*>(memory_.data()), model_.device(), model_.type(), 0, 0};
-  lay(at, batch, seq);
+  at.base = static_cast<char*>(memory_.data());
+  lay(at);
   tokens = batch * seq;
   fitted_batch_ = batch;
   fitted_seq_ = seq;

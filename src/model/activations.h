@@ -26,11 +26,23 @@ struct Score {
   Tensor loss, losses, greedy;
 };
 
-class Activations {
+// The tensors themselves, and where each of them lies.
+struct ActivationTensors {
+  std::vector<Kept> kept;
+  BlockScratch scratch;
+  Tensor last, last_stats, z;  // the final norm: what it saw, its statistics, its output
+  Tensor workspace;            // of the cross entropy
+
+  struct Layout;
+  void lay(Layout& at);  // one behind the other, or only measured
+};
+
+class Activations : public ActivationTensors {
  public:
   Activations(Context& ctx, const Model& model, const ActivationPlan& plan);
 
-  static std::size_t bytes(const Model& model, const ActivationPlan& plan);
+  // What a pass will take, before there is a model.
+  static std::size_t bytes(const ModelConfig& config, DType type, Device device, const ActivationPlan& plan);
 
   // Lays the activations out for this shape, inside what there is; takes more memory where that is too small.
   void fit(std::int64_t batch, std::int64_t seq);
@@ -44,18 +56,10 @@ class Activations {
   std::size_t total_bytes() const { return memory_.bytes(); }
   std::size_t workspace_bytes() const;
 
-  std::vector<Kept> kept;
-  BlockScratch scratch;
-  Tensor last, last_stats, z;  // the final norm: what it saw, its statistics, its output
-  Tensor workspace;            // of the cross entropy
-  std::int64_t tokens = 0;     // of the last shape
+  std::int64_t tokens = 0;  // of the last shape
 
  private:
-  struct Layout;
   void show_logits(const Observers& see) const;  // made whole only for those who look
-  Activations(const Model& model, const ActivationPlan& plan) : ctx_(model.context()), model_(model), plan_(plan) {}  // to measure
-  void lay(Layout& at, std::int64_t batch, std::int64_t seq);
-  static void lay_body(Layout& at, const Model& model, Kept& k, bool norms_on_outputs);
 
   Context& ctx_;
   const Model& model_;

@@ -137,6 +137,8 @@ Tensor shaped(void* data, DType type, Device device, const Parameter& p) {
 
 bool is_matrix(const Parameter& p) { return p.shape.size() == 2; }
 
+DType stored_as(const Parameter& p, DType type) { return is_matrix(p) ? type : DType::f32; }
+
 }  // namespace
 
 std::vector<Parameter> parameter_list(const ModelConfig& config) {
@@ -158,18 +160,34 @@ Parameters::Parameters(Context& context, const ModelConfig& config, DType type, 
   lay_arena();
 }
 
+Parameters::Sizes Parameters::planned(const ModelConfig& config, DType type) {
+  Parameters p;
+  p.list_ = parameter_list(config);
+  p.type_ = type;
+  p.config_ = config;
+  p.lay_arena();
+  Sizes sizes{.arena = p.arena_size_};
+  p.places(sizes.value_bytes);
+  return sizes;
+}
+
+std::vector<std::size_t> Parameters::places(std::size_t& bytes) const {
+  std::vector<std::size_t> out;
+  bytes = 0;
+  for (const Parameter& p : list_) {
+    out.push_back(p.joined ? bytes : (bytes + 255) / 256 * 256);
+    bytes = out.back() + static_cast<std::size_t>(p.size) * size_of(stored_as(p, type_));
+  }
+  return out;
+}
+
 void Parameters::lay_values() {
   std::size_t bytes = 0;
-  std::vector<std::size_t> places;
-  const auto type_of = [&](const Parameter& p) { return is_matrix(p) ? type_ : DType::f32; };
-  for (const Parameter& p : list_) {
-    places.push_back(p.joined ? bytes : (bytes + 255) / 256 * 256);
-    bytes = places.back() + static_cast<std::size_t>(p.size) * size_of(type_of(p));
-  }
+  const std::vector<std::size_t> at = places(bytes);
   values_ = Buffer(*context_, bytes);
   context_->zero(values_.data(), bytes);
   for (std::size_t i = 0; i < list_.size(); ++i)
-    list_[i].value = shaped(static_cast<char*>(values_.data()) + places[i], type_of(list_[i]), device(), list_[i]);
+    list_[i].value = shaped(static_cast<char*>(values_.data()) + at[i], stored_as(list_[i], type_), device(), list_[i]);
 }
 
 void Parameters::lay_arena() {

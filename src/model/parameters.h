@@ -66,6 +66,13 @@ class Parameters {
   // frozen: further parameters that are not trained; q, k and v of a layer, and gate and up, go together.
   Parameters(Context& context, const ModelConfig& config, DType type, const Frozen& frozen = {});
 
+  // What a model will take, before there is one.
+  struct Sizes {
+    std::size_t value_bytes = 0;
+    std::int64_t arena = 0;  // elements
+  };
+  static Sizes planned(const ModelConfig& config, DType type);
+
   const std::vector<Parameter>& list() const { return list_; }
   const Parameter* find(const std::string& name) const;
   const Parameter& at(const std::string& name) const;
@@ -95,6 +102,7 @@ class Parameters {
   void write_value(const Parameter& p, const float* data) const;
 
  private:
+  std::vector<std::size_t> places(std::size_t& bytes) const;  // of the values, one behind the other; and the end of all
   void lay_values();
   void lay_arena();
   Tensor whole(void* data, DType type, const Parameter& p) const;  // q with k and v behind it, gate with up

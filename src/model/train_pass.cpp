@@ -21,7 +21,9 @@ Gradients::Gradients(Context& ctx, const Parameters& parameters) : arena(ctx, DT
 
 TrainPass::TrainPass(Context& ctx, const Model& model, const Shape& shape) : ctx_(ctx), model_(model), act_(ctx, model, plan_of(shape)) {}
 
-std::size_t TrainPass::planned_bytes(const Model& model, const Shape& shape) { return Activations::bytes(model, plan_of(shape)); }
+std::size_t TrainPass::planned_bytes(const ModelConfig& config, DType type, Device device, const Shape& shape) {
+  return Activations::bytes(config, type, device, plan_of(shape));
+}
 
 MemoryUse TrainPass::memory() const {
   const std::size_t workspace = std::min(act_.workspace_bytes(), act_.total_bytes());

@@ -31,7 +31,7 @@ class TrainPass {
   TrainPass(const TrainPass&) = delete;
   TrainPass& operator=(const TrainPass&) = delete;
 
-  static std::size_t planned_bytes(const Model& model, const Shape& shape);
+  static std::size_t planned_bytes(const ModelConfig& config, DType type, Device device, const Shape& shape);  // before there is one
   MemoryUse memory() const;
 
   // loss fp32 [1] += Σ weight·nll; gradients += scale · d loss, or = without `accumulate`: what they held before does not matter then.

@@ -6,19 +6,20 @@ namespace bhyt::train {
 
 namespace {
 
-constexpr std::size_t kArrays = 4;
-
-std::size_t array_bytes(std::int64_t rows, std::int64_t seq) { return static_cast<std::size_t>(rows * seq) * sizeof(std::int32_t); }
+// Bytes of one batch: tokens and targets, positions and first.
+double bytes_of(const Uploader::Shape& s) {
+  return static_cast<double>(s.batch) * static_cast<double>(s.seq) * (s.documents ? 4 : 2) * sizeof(std::int32_t);
+}
 
 }  // namespace
 
-Uploader::Uploader(Context& ctx, std::int64_t batch, std::int64_t micro_batch, std::int64_t seq)
+Uploader::Uploader(Context& ctx, const Shape& shape)
     : device_(ctx.device()),
-      batch_(batch),
-      micro_batch_(micro_batch),
-      seq_(seq),
-      slots_{Slot{.memory = Mirror(ctx, kArrays * array_bytes(batch, seq))},
-             Slot{.memory = Mirror(ctx, kArrays * array_bytes(batch, seq))}} {}
+      shape_(shape),
+      slots_{Slot{.memory = Mirror(ctx, static_cast<std::size_t>(bytes_of(shape)))},
+             Slot{.memory = Mirror(ctx, static_cast<std::size_t>(bytes_of(shape)))}} {}
+
+double Uploader::planned_bytes(const Shape& shape) { return 2 * bytes_of(shape); }
 
 void Uploader::put(const HostBatch& host) {
   Slot& next = slots_[1 - now_];
@@ -39,13 +40,13 @@ void Uploader::advance() {
 
 Batch Uploader::piece(std::int64_t first) const {
   const Slot& s = current();
-  const std::int64_t n = std::min(micro_batch_, s.rows - first);
+  const std::int64_t n = std::min(shape_.micro_batch, s.rows - first);
   const auto array = [&](std::int64_t i) {
-    auto* data = static_cast<std::int32_t*>(s.memory.device_side()) + (i * s.rows + first) * seq_;
-    return Tensor(data, DType::i32, device_, {n, seq_});
+    auto* data = static_cast<std::int32_t*>(s.memory.device_side()) + (i * s.rows + first) * shape_.seq;
+    return Tensor(data, DType::i32, device_, {n, shape_.seq});
   };
   return {.batch = n,
-          .seq = seq_,
+          .seq = shape_.seq,
           .tokens = array(0),
           .targets = array(1),
           .weights = {},
@@ -53,7 +54,8 @@ Batch Uploader::piece(std::int64_t first) const {
           .first = s.documents ? array(3) : Tensor{}};
 }
 
-Evaluation evaluate(Context& ctx, TrainPass& pass, BatchSource& source, Uploader& uploader, std::int64_t batches) {
+std::optional<Evaluation> evaluate(Context& ctx, TrainPass& pass, BatchSource& source, Uploader& uploader, std::int64_t batches,
+                                   const GoOn& go_on) {
   const std::int64_t all = source.batches(), n = batches > 0 ? std::min(batches, all) : all;
   Evaluation out;
   source.start(0);
@@ -61,15 +63,19 @@ Evaluation evaluate(Context& ctx, TrainPass& pass, BatchSource& source, Uploader
     if (i < n) uploader.put(source.next());
   };
   // A sum for each piece, read once at the end: the device is not waited for in between.
-  std::int64_t pieces = 0;
+  std::int64_t pieces = 0, done = 0;
   const OwnedTensor sums(ctx, DType::f32, {n * uploader.most_pieces()});
   zero(ctx, sums);
   put(0);
   for (std::int64_t i = 0; i < n; ++i) {
     uploader.advance();
     out.tokens += uploader.scored();
-    for (std::int64_t row = 0; row < uploader.rows(); row += uploader.micro_batch())
-      pass.score(uploader.piece(row), {.loss = Tensor(sums.t.as<float>() + pieces++, DType::f32, ctx.device(), {1})});
+    for (std::int64_t row = 0; row < uploader.rows(); row += uploader.micro_batch()) {
+      const Batch piece = uploader.piece(row);
+      pass.score(piece, {.loss = Tensor(sums.t.as<float>() + pieces++, DType::f32, ctx.device(), {1})});
+      done += piece.batch;
+      if (!go_on(done, std::min(n * uploader.batch(), source.rows()))) return std::nullopt;
+    }
     put(i + 1);
   }
   std::vector<float> host_sums(static_cast<std::size_t>(pieces));

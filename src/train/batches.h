@@ -2,6 +2,8 @@
 #pragma once
 
 #include <array>
+#include <functional>
+#include <optional>
 
 #include "core/mirror.h"
 #include "model/train_pass.h"
@@ -12,7 +14,13 @@ namespace bhyt::train {
 // Two batches on the device: one to compute with, and the next, which is copied meanwhile.
 class Uploader {
  public:
-  Uploader(Context& ctx, std::int64_t batch, std::int64_t micro_batch, std::int64_t seq);
+  // documents: batches bring positions and first, too.
+  struct Shape {
+    std::int64_t batch = 1, micro_batch = 1, seq = 1;
+    bool documents = false;
+  };
+  Uploader(Context& ctx, const Shape& shape);
+  static double planned_bytes(const Shape& shape);  // on the device, and beside a GPU as many again on the host
 
   void put(const HostBatch& host);  // the next one; its copy runs beside what the device computes
   void advance();                   // what was put becomes the current one
@@ -20,9 +28,11 @@ class Uploader {
   // Of the current batch.
   std::int64_t rows() const { return current().rows; }
   std::int64_t scored() const { return current().scored; }
-  Batch piece(std::int64_t first) const;  // rows [first, first + micro_batch), fewer at its end
-  std::int64_t micro_batch() const { return micro_batch_; }
-  std::int64_t most_pieces() const { return (batch_ + micro_batch_ - 1) / micro_batch_; }
+  Batch piece(std::int64_t first) const;               // rows [first, first + micro_batch), fewer at its end
+  std::int64_t batch() const { return shape_.batch; }  // the most rows
+  std::int64_t micro_batch() const { return shape_.micro_batch; }
+  std::int64_t pieces() const { return pieces_of(rows()); }
+  std::int64_t most_pieces() const { return pieces_of(shape_.batch); }
 
  private:
   struct Slot {
@@ -31,8 +41,9 @@ class Uploader {
     bool documents = false;
   };
   const Slot& current() const { return slots_[now_]; }
+  std::int64_t pieces_of(std::int64_t rows) const { return (rows + shape_.micro_batch - 1) / shape_.micro_batch; }
   Device device_;
-  std::int64_t batch_, micro_batch_, seq_;
+  Shape shape_;
   std::array<Slot, 2> slots_;
   std::size_t now_ = 0;
 };
@@ -42,7 +53,11 @@ struct Evaluation {
   std::int64_t tokens = 0;
 };
 
-// Over the first `batches` batches (0 = one pass) of a source.
-Evaluation evaluate(Context& ctx, TrainPass& pass, BatchSource& source, Uploader& uploader, std::int64_t batches);
+// Asked after each micro-batch, with the rows done and the rows in all; false: stop here.
+using GoOn = std::function<bool(std::int64_t done, std::int64_t all)>;
+
+// Over the first `batches` batches (0 = one pass) of a source; nothing where it was stopped.
+std::optional<Evaluation> evaluate(Context& ctx, TrainPass& pass, BatchSource& source, Uploader& uploader, std::int64_t batches,
+                                   const GoOn& go_on);
 
 }  // namespace bhyt::train

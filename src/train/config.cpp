@@ -1,9 +1,9 @@
 #include "train/config.h"
 
 #include <algorithm>
-#include <charconv>
 #include <set>
 
+#include "core/log.h"
 #include "io/checkpoint_folders.h"
 #include "model/checkpoint.h"
 #include "ops/norm/config.h"
@@ -28,19 +28,10 @@ const schema::Names<Resume> kResume = {
 // 20B, 1.5M, 300K, or a plain number.
 double read_count(const Json& j, const std::string& key) {
   if (j.is_number()) return schema::Reader::as_number(key, j, {.at_least = 1});
-  const std::string text = j.is_string() ? j.get<std::string>() : "";
-  double value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  const double unit = error != std::errc() || stop + 1 != end ? 0
-                      : *stop == 'K'                          ? 1e3
-                      : *stop == 'M'                          ? 1e6
-                      : *stop == 'B'                          ? 1e9
-                      : *stop == 'T'                          ? 1e12
-                                                              : 0;
-  if (unit == 0) schema::wrong(key, "a number, with K, M, B or T behind it if you like", j);
-  schema::check_range(key, value * unit, {.at_least = 1});
-  return value * unit;
+  const std::optional<double> count = j.is_string() ? schema::parse_count(j.get<std::string>()) : std::nullopt;
+  if (!count) schema::wrong(key, "a number, with K, M, B or T behind it if you like", j);
+  schema::check_range(key, *count, {.at_least = 1});
+  return *count;
 }
 
 DataEntry read_entry(const Json& j, const std::string& key) {
@@ -93,11 +84,7 @@ std::string read_optimizer(const Json& j, const std::string& key) {
 template <class V>
 void number_or_auto(V& v, const char* key, std::int64_t& value, const char* help, schema::Range range) {
   v.custom(
-      key, help,
-      [&](const Json& j, const std::string& full) {
-        if (j != "auto" && !j.is_number()) schema::wrong(full, "auto or a number", j);
-        value = j == "auto" ? 0 : schema::Reader::as_integer(full, j, range);
-      },
+      key, help, [&](const Json& j, const std::string& full) { value = schema::Reader::as_integer_or_auto(full, j, range); },
       [&] { return value ? Json(value) : Json("auto"); });
 }
 
@@ -113,6 +100,28 @@ void read_length(TrainSection& c, schema::Lister& v) {
   v.integer("steps", c.steps, "optimizer steps");
   std::string none;
   v.text("tokens", none, "or the tokens to train on: 20B, 300M; rounded up to whole steps");
+}
+
+// Keys that say the same thing. Where the config has the one and a word behind it the other, the word wins.
+constexpr std::pair<const char*, const char*> kTwins[] = {{"train.steps", "train.tokens"}, {"norm.p", "norm.kappa"}};
+
+bool names_key(const std::string& word, const std::string& key) { return word.starts_with(key + "=") && word != key + "=null"; }
+
+void let_words_win(Json& tree, const std::string& file, const std::vector<std::string>& words) {
+  const auto given = [&](const std::string& key) {
+    return std::find_if(words.begin(), words.end(), [&](const std::string& w) { return names_key(w, key); });
+  };
+  const auto replace = [&](const std::string& old, const std::string& now) {
+    const std::string section = old.substr(0, old.find('.')), key = old.substr(old.find('.') + 1);
+    if (given(now) == words.end() || given(old) != words.end()) return;
+    if (!tree.contains(section) || !tree[section].is_object() || !tree[section].contains(key)) return;
+    log::info("{} takes the place of {}: {} in {}", *given(now), old, schema::show(tree[section][key]), file);
+    tree[section].erase(key);
+  };
+  for (const auto& [one, other] : kTwins) {
+    replace(one, other);
+    replace(other, one);
+  }
 }
 
 // What may change when a run goes on.
@@ -258,6 +267,7 @@ Json config_tree(const std::string& file, const std::vector<std::string>& overri
   Json tree = file.empty() ? Json::object() : read_yaml(file);
   if (!tree.is_object()) tree = tree.is_null() ? Json::object() : tree;
   check_usage(tree.is_object(), "{}: expected a map of keys, got {}", file, schema::show(tree));
+  let_words_win(tree, file, overrides);
   for (const std::string& word : overrides) apply_override(tree, word);
   return tree;
 }

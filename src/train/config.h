@@ -67,7 +67,7 @@ struct RunConfig {
   Device device;  // what run.device came to, once the run is open
 };
 
-// CONFIG.yaml ("" = none) with key=value words on top.
+// CONFIG.yaml ("" = none) with key=value words on top. A word takes the place of a key that says the same thing (steps, tokens; p, kappa).
 Json config_tree(const std::string& file, const std::vector<std::string>& overrides);
 
 // The same for a command that trains. Words alone that name neither data nor a config mean the run that run.dir holds (resume=auto): its

@@ -26,5 +26,23 @@ struct StepLine {
 };
 // step   120/20000  loss 6.2143  grad 0.51  lr 5.00e-04  71.8K tok/s  mfu 55%  eta 1:15:42
 std::string step_line(const StepLine& line);
+std::string step_of(std::int64_t step, std::int64_t steps);  // step   120/20000
+
+// Tells how far a long piece of work is: from its third second on, redrawn on a terminal, a line every twenty seconds elsewhere.
+// Short work stays silent.
+class WorkLine {
+ public:
+  WorkLine(std::string what, std::string unit, double now);
+  void show(std::int64_t done, std::int64_t all);
+  // The line that is due at a time, or "".
+  std::string due(double now, std::int64_t done, std::int64_t all, bool terminal);
+
+ private:
+  std::string what_, unit_;
+  double started_, shown_;
+};
+
+// A warning where a step or the whole run goes over `rows` rows of data many times, else "".
+std::string repetition(const TrainSection& train, std::int64_t rows);
 
 }  // namespace bhyt::train

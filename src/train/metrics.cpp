@@ -9,19 +9,22 @@ namespace bhyt::train {
 
 namespace {
 
-// Bytes of the lines that are whole and not of a later step.
-std::size_t good_lines(const std::string& text, std::int64_t last_step) {
+constexpr const char* kValidTag = "valid/loss";
+
+// Bytes of the lines that are whole and not made after the progress that a run goes on from.
+std::size_t good_lines(const std::string& text, const Progress& progress) {
   std::size_t at = 0;
   for (std::size_t end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
     const Json line =
         Json::parse(text.begin() + static_cast<std::ptrdiff_t>(at), text.begin() + static_cast<std::ptrdiff_t>(end), nullptr, false);
-    if (!line.is_object() || !line.contains("step") || !line["step"].is_number() || line["step"] > last_step) break;
+    if (!line.is_object() || !line.contains("step") || !line["step"].is_number() || line["step"] > progress.step) break;
+    if (progress.unvalidated && line["step"] == progress.step && line.contains("valid_loss")) break;
   }
   return at;
 }
 
-AppendFile open_lines(const fs::path& file, std::int64_t last_step) {
-  if (fs::exists(file)) cut_file(file, good_lines(read_text(file), last_step));
+AppendFile open_lines(const fs::path& file, const Progress& progress) {
+  if (fs::exists(file)) cut_file(file, good_lines(read_text(file), progress));
   return AppendFile(file);
 }
 
@@ -36,8 +39,9 @@ double short_decimal(float value) {
   return error == std::errc() ? out : static_cast<double>(value);
 }
 
-Metrics::Metrics(const fs::path& dir, std::int64_t last_step)
-    : lines_(open_lines(dir / "metrics.jsonl", last_step)), events_(dir, last_step, unix_time()) {}
+Metrics::Metrics(const fs::path& dir, const Progress& progress)
+    : lines_(open_lines(dir / "metrics.jsonl", progress)),
+      events_(dir, progress.step, unix_time(), progress.unvalidated ? kValidTag : "") {}
 
 void Metrics::put(const Json& line) { lines_.append(line.dump() + "\n"); }
 
@@ -63,7 +67,7 @@ void Metrics::training(const TrainingLine& l) {
 
 void Metrics::validation(std::int64_t step, double loss, std::int64_t tokens) {
   put({{"step", step}, {"valid_loss", loss}, {"valid_tokens", tokens}});
-  events_.write(unix_time(), step, {{"valid/loss", static_cast<float>(loss)}});
+  events_.write(unix_time(), step, {{kValidTag, static_cast<float>(loss)}});
 }
 
 void Metrics::layers(std::int64_t step, const Json& layers) { put({{"step", step}, {"layers", layers}}); }

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/schema.h"
+#include "train/state.h"
 #include "train/tensorboard.h"
 
 namespace bhyt::train {
@@ -22,8 +23,8 @@ struct TrainingLine {
 
 class Metrics {
  public:
-  // Goes on with the files of `dir` behind `last_step` (0: afresh); lines and records beyond it, or torn, are cut off.
-  Metrics(const fs::path& dir, std::int64_t last_step);
+  // Goes on with the files of `dir` where `progress` stands (step 0: afresh); lines and records beyond it, or torn, are cut off.
+  Metrics(const fs::path& dir, const Progress& progress);
 
   void training(const TrainingLine& line);
   void validation(std::int64_t step, double loss, std::int64_t tokens);

@@ -65,6 +65,8 @@ class Optimizer {
 std::vector<std::string> optimizer_names();
 // The optimizer that train.optimizer names, with the settings of the section.
 std::unique_ptr<Optimizer> make_optimizer(const TrainSection& settings, const Parameters& parameters);
+// What its bytes() will be, for arenas of so many elements.
+std::size_t planned_optimizer_bytes(const TrainSection& settings, std::int64_t arena, DType type);
 
 // A tensor's values from a file, fp32 on the host; Error where it has another size.
 std::vector<float> read_tensor(const SafeTensors& file, const std::string& name, std::int64_t size);

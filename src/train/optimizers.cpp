@@ -36,12 +36,19 @@ std::unique_ptr<Optimizer> make(const TrainSection& settings, const Parameters& 
 
 struct Row {
   const char* name;
+  std::int64_t state;  // arenas in fp32
   std::unique_ptr<Optimizer> (*make)(const TrainSection& settings, const Parameters& parameters);
 };
 
 constexpr Row kOptimizers[] = {
-    {"adamw", make<AdamWOptimizer>},
+    {"adamw", 2, make<AdamWOptimizer>},
 };
+
+const Row& find(const std::string& name) {
+  for (const Row& row : kOptimizers)
+    if (name == row.name) return row;
+  throw UsageError(fmt::format("train.optimizer must be one of {}, got \"{}\"", fmt::join(optimizer_names(), ", "), name));
+}
 
 }  // namespace
 
@@ -52,9 +59,12 @@ std::vector<std::string> optimizer_names() {
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const TrainSection& settings, const Parameters& parameters) {
-  for (const Row& row : kOptimizers)
-    if (settings.optimizer == row.name) return row.make(settings, parameters);
-  throw UsageError(fmt::format("train.optimizer must be one of {}, got \"{}\"", fmt::join(optimizer_names(), ", "), settings.optimizer));
+  return find(settings.optimizer).make(settings, parameters);
+}
+
+std::size_t planned_optimizer_bytes(const TrainSection& settings, std::int64_t arena, DType type) {
+  const std::int64_t low_bits = type == DType::bf16 ? 1 : 0;
+  return static_cast<std::size_t>(arena) * static_cast<std::size_t>(find(settings.optimizer).state * 4 + low_bits * 2);
 }
 
 }  // namespace bhyt::train

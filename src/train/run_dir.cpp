@@ -82,9 +82,10 @@ void RunDir::write_checkpoint(std::int64_t step, const std::function<void(const 
     fs::create_directory(beside);
     fill(beside);
     write_manifest(beside);
-    if (fs::exists(target)) remove_checkpoint(step);  // one that did not verify, or that another attempt left
+    const fs::path old = take_out(step);  // one that did not verify, or that another attempt left
     fs::rename(beside, target);
     sync_to_disk(path_);
+    fs::remove_all(old);
     kept_ = true;
   } catch (const std::exception& e) {
     std::error_code ignored;
@@ -93,12 +94,14 @@ void RunDir::write_checkpoint(std::int64_t step, const std::function<void(const 
   }
 }
 
-void RunDir::remove_checkpoint(std::int64_t step) {
-  // Renamed first: a process killed half-way leaves no half checkpoint behind.
+// Renamed before it is removed: a process killed half-way leaves no half checkpoint behind.
+fs::path RunDir::take_out(std::int64_t step) {
   const fs::path gone = path_ / fmt::format("{}{}-removed", kTemporary, step);
   fs::remove_all(gone);
-  fs::rename(checkpoint(step), gone);
-  fs::remove_all(gone);
+  if (fs::exists(checkpoint(step))) fs::rename(checkpoint(step), gone);
+  return gone;
 }
+
+void RunDir::remove_checkpoint(std::int64_t step) { fs::remove_all(take_out(step)); }
 
 }  // namespace bhyt::train

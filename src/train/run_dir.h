@@ -31,6 +31,7 @@ class RunDir {
   void remove_checkpoint(std::int64_t step);
 
  private:
+  fs::path take_out(std::int64_t step);  // a checkpoint that is there is renamed; where to, whether or not there was one
   void clear() const;
   fs::path path_, made_;  // made_: the topmost folder that was made for it
   bool kept_ = false;

@@ -8,7 +8,9 @@
 #include "io/format.h"
 #include "machine/machine.h"
 #include "model/checkpoint.h"
+#include "ops/norm/config.h"
 #include "train/console.h"
+#include "train/memory.h"
 #include "train/token_rows.h"
 
 namespace bhyt::train {
@@ -73,34 +75,19 @@ void inherit_auto(RunConfig& config, const RunDir& dir) {
     config.train.micro_batch = std::clamp<std::int64_t>(micro, 1, config.train.batch);
 }
 
-// As many sequences as half the machine's memory (nine tenths of a GPU's) holds beside weights and optimizer, in pieces of equal size.
-// From the total, not from what is free now: the same machine gives the same bits.
-std::int64_t auto_micro_batch(const Session& s) {
-  const Model& model = *s.model;
-  const RunConfig& config = s.config;
-  const auto fixed = static_cast<double>(model.parameters().value_bytes() + s.gradients->arena.memory.bytes() + s.optimizer->bytes());
-  const double available = static_cast<double>(total_memory(model.device())) * (model.device().is_cuda() ? 0.9 : 0.5) - fixed;
-  const std::int64_t batch = config.train.batch;
-  for (std::int64_t pieces = 1;; ++pieces) {
-    const std::int64_t rows = (batch + pieces - 1) / pieces;
-    const TrainPass::Shape shape{.batch = rows, .seq = config.data.seq_len, .recompute = config.train.recompute};
-    if (rows == 1 || static_cast<double>(TrainPass::planned_bytes(model, shape)) <= available) return rows;
-  }
-}
-
 // Everything that takes memory. The weights come after it, so that a person first reads what is being made.
 void open_model(Session& s) {
   Context& ctx = *s.ctx;
   s.model = std::make_unique<Model>(ctx, s.config.model.config, *s.config.run.dtype);
   s.gradients = std::make_unique<Gradients>(ctx, s.model->parameters());
   s.optimizer = make_optimizer(s.config.train, s.model->parameters());
-  if (s.config.train.micro_batch == 0) s.config.train.micro_batch = auto_micro_batch(s);
   const TrainSection& t = s.config.train;
   s.pass = std::make_unique<TrainPass>(ctx, *s.model,
                                        TrainPass::Shape{.batch = t.micro_batch, .seq = s.config.data.seq_len, .recompute = t.recompute});
-  const auto uploader = [&] { return std::make_unique<Uploader>(ctx, t.batch, t.micro_batch, s.config.data.seq_len); };
-  s.uploader = uploader();
-  if (s.valid) s.valid_uploader = uploader();
+  const Uploader::Shape shape{
+      .batch = t.batch, .micro_batch = t.micro_batch, .seq = s.config.data.seq_len, .documents = s.config.data.attend == Attend::document};
+  s.uploader = std::make_unique<Uploader>(ctx, shape);
+  if (s.valid) s.valid_uploader = std::make_unique<Uploader>(ctx, shape);
 }
 
 void introduce(const Session& s) {
@@ -112,6 +99,9 @@ void introduce(const Session& s) {
   log::info("data    {} rows of {} tokens | batch {}{} | {} steps = {} tokens, {:.3g} epochs | {}", grouped(s.train->rows()),
             c.data.seq_len, c.train.batch, pieces > 1 ? fmt::format(" in {} pieces", pieces) : "", grouped(c.train.steps),
             log::human_count(rows * static_cast<double>(c.data.seq_len)), rows / static_cast<double>(s.train->rows()), c.run.dir);
+  if (const std::string often = repetition(c.train, s.train->rows()); !often.empty()) log::warning("{}", often);
+  if (const auto unused = unused_keys(c.model.config.norm); !unused.empty())
+    log::warning("{}: of no use to the method {}", fmt::join(unused, ", "), c.model.config.norm.method);
 }
 
 void make_weights(Session& s) {
@@ -195,6 +185,7 @@ std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
   if (found) inherit_auto(s.config, *s.dir);
   s.config.run.device = name_of(s.config.device);
   if (!s.config.run.dtype) s.config.run.dtype = s.config.device.is_cuda() ? DType::bf16 : DType::f32;
+  settle_memory(s.config);
 
   pack_data(s.config.data, s.data, (s.dir->path() / "data").string());
   if (!s.data.tokenizer) log::info("checkpoints will hold no tokenizer: {}", s.data.why_no_tokenizer);
@@ -217,7 +208,7 @@ std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
   warm_up(s);
   replace_synced(s.dir->path() / kResolved, write_yaml(resolved_tree(s.config)));
   write_run_json(s, found.has_value());
-  s.metrics = std::make_unique<Metrics>(s.dir->path(), s.progress.step);
+  s.metrics = std::make_unique<Metrics>(s.dir->path(), s.progress);
   s.checkpoints = std::make_unique<CheckpointContext>(CheckpointContext{.config = s.config,
                                                                         .tokenizer = s.data.tokenizer.get(),
                                                                         .mathematics = math,

@@ -20,7 +20,8 @@ struct Progress {
   std::int64_t skipped_in_row = 0;
   double loss_sum = 0;  // since the last line of metrics
   std::int64_t loss_count = 0;
-  double best_metric = 0;  // lowest validation loss, at best_step (0 = none yet)
+  bool unvalidated = false;  // the validation of this step is still to be made: a signal stopped it
+  double best_metric = 0;    // lowest validation loss, at best_step (0 = none yet)
   std::int64_t best_step = 0;
   Json log_history = Json::array();
 };

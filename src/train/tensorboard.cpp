@@ -72,8 +72,8 @@ std::int64_t step_of(std::string_view event) {
   return static_cast<std::int64_t>(step);
 }
 
-// Bytes up to the first record that is torn, damaged or of a later step.
-std::size_t good_prefix(std::string_view all, std::int64_t last_step) {
+// Bytes up to the first record that is torn, damaged or of a later step, or of the last one and holds `tag` where that is to be made again.
+std::size_t good_prefix(std::string_view all, std::int64_t last_step, std::string_view tag) {
   std::size_t at = 0;
   while (all.size() - at >= 16) {
     const std::string_view rest = all.substr(at);
@@ -82,6 +82,7 @@ std::size_t good_prefix(std::string_view all, std::int64_t last_step) {
     const std::string_view event = rest.substr(12, length);
     if (get_fixed<std::uint32_t>(rest.substr(12 + length)) != masked(crc32c(event))) break;
     if (step_of(event) > last_step) break;
+    if (!tag.empty() && step_of(event) == last_step && event.find(tag) != std::string_view::npos) break;
     at += 16 + length;
   }
   return at;
@@ -124,9 +125,9 @@ std::string scalar_record(double wall_time, std::int64_t step, const std::vector
   return record(event);
 }
 
-EventFile::EventFile(const fs::path& dir, std::int64_t last_step, double now) {
+EventFile::EventFile(const fs::path& dir, std::int64_t last_step, double now, std::string_view again) {
   if (const auto old = find_event_file(dir)) {
-    const std::size_t keep = good_prefix(read_text(*old), last_step);
+    const std::size_t keep = good_prefix(read_text(*old), last_step, again);
     cut_file(*old, keep);
     file_ = AppendFile(*old);
     if (keep == 0) file_.append(version_record(now));

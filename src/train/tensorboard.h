@@ -24,7 +24,8 @@ class EventFile {
  public:
   EventFile() = default;
   // Goes on with the event file in `dir`, cut after the last whole record of step ≤ `last_step`; makes one where there is none.
-  EventFile(const fs::path& dir, std::int64_t last_step, double now);
+  // again: a tag that will be written once more for that step, and is cut off, too.
+  EventFile(const fs::path& dir, std::int64_t last_step, double now, std::string_view again = "");
 
   void write(double wall_time, std::int64_t step, const std::vector<Scalar>& scalars) {
     file_.append(scalar_record(wall_time, step, scalars));

@@ -2,13 +2,11 @@
 
 #include <signal.h>
 
-#include <array>
-#include <chrono>
+#include <algorithm>
 #include <cmath>
 #include <exception>
 
 #include "core/log.h"
-#include "core/mirror.h"
 #include "core/signals.h"
 #include "io/format.h"
 #include "machine/machine.h"
@@ -16,6 +14,7 @@
 #include "train/layer_stats.h"
 #include "train/schedule.h"
 #include "train/session.h"
+#include "train/step_result.h"
 
 namespace bhyt::train {
 
@@ -25,30 +24,7 @@ constexpr std::int64_t kLayerLines = 16;  // in metrics.jsonl over a run, beside
 
 bool every(std::int64_t step, std::int64_t interval) { return interval > 0 && step % interval == 0; }
 
-// What a step comes to, on the device and, once it was fetched, on the host.
-class StepResult {
- public:
-  explicit StepResult(Context& ctx) : device_(ctx.device()), memory_(ctx, 2 * sizeof(float)) {}
-  Tensor loss() const { return scalar(0); }  // Σ over the scored tokens
-  Tensor norm() const { return scalar(1); }
-  void fetch() const { memory_.fetch(); }
-  std::array<float, 2> read() const {
-    const auto* values = static_cast<const float*>(memory_.host_side());
-    return {values[0], values[1]};
-  }
-
- private:
-  Tensor scalar(int i) const { return Tensor(static_cast<float*>(memory_.device_side()) + i, DType::f32, device_, {1}); }
-  Device device_;
-  Mirror memory_;
-};
-
-// Time spent in steps: evaluation, saving and pauses left out.
-struct Clock {
-  double spent = 0;
-  std::int64_t steps = 0;
-  double per_step() const { return steps ? spent / static_cast<double>(steps) : 0; }
-};
+constexpr const char* kNotice = "\nstopping; the steps that are done will be saved (once more to quit at once)\n";
 
 }  // namespace
 
@@ -62,7 +38,8 @@ struct Trainer::Impl {
   Clock total, window;  // of this call, and since the last line of metrics
   float grad_norm = 0;
   double lr = 0;
-  double shown = 0;  // when the step line was last redrawn
+  double shown = 0;        // when the step line was last redrawn
+  std::int64_t saved = 0;  // the step whose checkpoint is there
   std::exception_ptr no_data;
   Outcome outcome;
 
@@ -78,28 +55,27 @@ struct Trainer::Impl {
     return flops_per_token(session->model->config(), session->config.data.seq_len) * tok_s(clock) / peak;
   }
 
-  // Adds the time until its end to the clocks.
-  struct Timed {
-    Impl& t;
-    double before = seconds();
-    ~Timed() {
-      for (Clock* c : {&t.total, &t.window}) c->spent += seconds() - before;
-    }
-  };
-
-  // Gradients and loss of one step, over all its micro-batches; every token weighs the same.
-  void accumulate(std::int64_t step, const StepResult& result) {
+  // Gradients and loss of one step, over all its micro-batches; every token weighs the same. False: a signal came between two of them.
+  bool accumulate(std::int64_t step, const StepResult& result, const StopSignals& stop) {
     Uploader& u = *s().uploader;
     const NormPlan& norms = s().model->norms();
+    const std::int64_t pieces = u.pieces();
+    WorkLine progress(step_of(step, train().steps), "micro-batches", seconds());
     zero(*s().ctx, result.loss());
-    for (std::int64_t row = 0; row < u.rows(); row += u.micro_batch())
-      s().pass->run(u.piece(row), {.gradients = *s().gradients,
-                                   .loss = result.loss(),
-                                   .scale = static_cast<float>(1.0 / std::max(static_cast<double>(u.scored()), 1.0)),
-                                   .tokens_in_step = static_cast<double>(u.rows() * s().config.data.seq_len),
-                                   .with_aux = (step - 1) % norms.aux_every == 0,
-                                   .accumulate = row > 0});
+    for (std::int64_t i = 0; i < pieces; ++i) {
+      if (i > 0 && stop.received()) return false;
+      s().pass->run(u.piece(i * u.micro_batch()), {.gradients = *s().gradients,
+                                                   .loss = result.loss(),
+                                                   .scale = static_cast<float>(1.0 / std::max(static_cast<double>(u.scored()), 1.0)),
+                                                   .tokens_in_step = static_cast<double>(u.rows() * s().config.data.seq_len),
+                                                   .with_aux = (step - 1) % norms.aux_every == 0,
+                                                   .accumulate = i > 0});
+      if ((i + 1) % total.ahead(pieces) != 0 || i + 1 == pieces) continue;
+      s().ctx->synchronize();
+      progress.show(i + 1, pieces);
+    }
     s().optimizer->gradient_norm(s().gradients->arena, result.norm());
+    return true;
   }
 
   void update(const StepResult& result) {
@@ -151,13 +127,14 @@ struct Trainer::Impl {
     reading([&] { s().uploader->put(s().train->next()); });
   }
 
-  // Gives the device a step. A GPU is never waited for: the step before is read (AdamW must know whether it counted) when this one's passes
-  // are already under way, and whether this one counts is decided on the device.
-  void step() {
+  // Gives the device a step; false where a signal stopped it half-way: then it is as if it had not begun, but for gradients, which the next
+  // one writes anew. A GPU is not waited for at its end: the step before is read (AdamW must know whether it counted) when this one's
+  // passes are already under way, and whether this one counts is decided on the device.
+  bool step(const StopSignals& stop) {
     Progress& p = s().progress;
     const std::int64_t step = p.step + 1;
     if (options.before_step) options.before_step(*s().model, step);
-    const Timed timed{*this};
+    const Timed timed{total, window};
     const Settled settled(*s().ctx, total.steps >= 2);  // from the third on everything a step needs is there
     const StepResult& result = results[static_cast<std::size_t>(step % 2)];
     const bool look = step == 1 || step == train().steps || every(step, (train().steps + kLayerLines - 1) / kLayerLines);
@@ -166,7 +143,7 @@ struct Trainer::Impl {
     {
       std::optional<LayerStats> stats;
       if (look) stats.emplace(*s().ctx, *s().model, s().pass->observers);
-      accumulate(step, result);
+      if (!accumulate(step, result, stop)) return false;
       if (look) layers = stats->result();  // before the update: of the weights that made this step's loss
     }
     result.fetch();
@@ -182,6 +159,7 @@ struct Trainer::Impl {
     unread = true;
     if (look) s().metrics->layers(step, layers);
     for (Clock* c : {&total, &window}) ++c->steps;
+    return true;
   }
 
   void write_line() {
@@ -222,52 +200,88 @@ struct Trainer::Impl {
     show(p.loss_sum / static_cast<double>(p.loss_count), window);
   }
 
-  void validate() {
+  // A signal stops it: then it is made again when the run goes on, and leaves nothing behind now.
+  void validate(const StopSignals& stop) {
     Progress& p = s().progress;
-    const Evaluation e = evaluate(*s().ctx, *s().pass, *s().valid, *s().valid_uploader, train().eval_batches);
-    s().metrics->validation(p.step, e.loss, e.tokens);
-    p.log_history.push_back({{"step", p.step}, {"eval_loss", e.loss}});
-    if (std::isfinite(e.loss) && (p.best_step == 0 || e.loss < p.best_metric)) {
-      p.best_metric = e.loss;
+    WorkLine progress(fmt::format("valid   step {}", p.step), "rows", seconds());
+    const auto e = evaluate(*s().ctx, *s().pass, *s().valid, *s().valid_uploader, train().eval_batches, [&](auto done, auto all) {
+      progress.show(done, all);
+      return done == all || !stop.received();
+    });
+    if (!e) return;
+    p.unvalidated = false;
+    s().metrics->validation(p.step, e->loss, e->tokens);
+    p.log_history.push_back({{"step", p.step}, {"eval_loss", e->loss}});
+    if (std::isfinite(e->loss) && (p.best_step == 0 || e->loss < p.best_metric)) {
+      p.best_metric = e->loss;
       p.best_step = p.step;
     }
-    outcome.valid_loss = e.loss;
-    log::info("valid   step {}  loss {:.4f}  over {} tokens", p.step, e.loss, grouped(e.tokens));
+    outcome.valid_loss = e->loss;
+    log::info("valid   step {}  loss {:.4f}  over {} tokens", p.step, e->loss, grouped(e->tokens));
   }
 
   void save(bool interrupted) {
     s().metrics->sync();  // a checkpoint never runs ahead of its metrics, nor of the algorithms that made it
     s().tuning->update();
     save_checkpoint(*s().dir, *s().checkpoints, *s().model, *s().optimizer, s().progress, interrupted);
-    outcome.checkpoint = s().dir->checkpoint(s().progress.step).string();
-    log::info("saved   {}", outcome.checkpoint);
+    saved = s().progress.step;
+    log::info("saved   {}", s().dir->checkpoint(saved).string());
   }
 
-  // Everything that may follow a step. True: the run is to stop.
+  // Everything that may follow a step. True: the run is at its end.
   bool after_step(const StopSignals& stop) {
     const Progress& p = s().progress;
-    const bool last = p.step == train().steps;
-    const bool line = last || every(p.step, train().log_every);
-    const bool valid = s().valid && (last || every(p.step, train().eval_every));
-    const bool save_due = last || every(p.step, train().save_every);
+    const bool line = p.step == train().steps || every(p.step, train().log_every);
     if (total.steps == 1) s().tuning->update();
-    if (line || valid || save_due) {
-      const Timed timed{*this};
+    if (line || valid_due() || save_due()) {
+      const Timed timed{total, window};
       settle();
     }
     redraw();
     if (line) write_line();
-    if (valid) reading([&] { validate(); });
+    return conclude(stop);
+  }
+  bool valid_due() { return s().valid && (s().progress.step == train().steps || every(s().progress.step, train().eval_every)); }
+  bool save_due() { return s().progress.step == train().steps || every(s().progress.step, train().save_every); }
+
+  // What a step may still owe when its numbers are written: its validation and its checkpoint. True: the run is at its end.
+  bool conclude(const StopSignals& stop) {
+    Progress& p = s().progress;
+    const bool last = p.step == train().steps;
+    p.unvalidated = valid_due();
+    if (p.unvalidated) reading([&] { validate(stop); });
     // While steps are being skipped the weights are in doubt: no checkpoint of them pushes out a good one.
-    const bool saved = last || (save_due && p.skipped_in_row == 0);
-    if (saved) save(false);
-    if (!no_data && (last || !stop.received())) return last;
-    outcome.signal = stop.received();
-    settle();
-    if (!saved) save(true);
-    if (no_data) std::rethrow_exception(no_data);
-    log::info("stopped by {} after step {}; resume=auto goes on from here", outcome.signal == SIGINT ? "SIGINT" : "SIGTERM", p.step);
+    if (!p.unvalidated && save_due() && (last || p.skipped_in_row == 0)) save(false);
+    if (!no_data && !p.unvalidated && (last || !stop.received())) return last;
+    stop_here(stop, p.unvalidated ? " (its validation is still to be made)" : "");
     return true;
+  }
+
+  // Ends the run at the last step that is done.
+  void stop_here(const StopSignals& stop, const std::string& note) {
+    const Progress& p = s().progress;
+    settle();
+    if (saved != p.step) save(true);
+    if (no_data) std::rethrow_exception(no_data);
+    outcome.signal = stop.received();
+    const char* name = outcome.signal == SIGINT ? "SIGINT" : "SIGTERM";
+    if (p.step == 0)
+      log::info("stopped by {} in the first step: there is nothing to save yet, and the run begins again with resume=auto", name);
+    else
+      log::info("stopped by {} after step {}{}; resume=auto goes on from here", name, p.step, note);
+  }
+
+  void go_on() {
+    const StopSignals stop(kNotice, StopSignals::Second::quits);
+    const Progress& p = s().progress;
+    peak = peak_flops(*s().ctx, s().model->type());
+    if (p.unvalidated && conclude(stop)) return;
+    s().train->start(p.step);
+    put_batch();
+    if (no_data) std::rethrow_exception(no_data);
+    do
+      if (!step(stop)) return stop_here(stop, fmt::format(" (step {} was under way and is done again)", p.step + 1));
+    while (!after_step(stop));
   }
 };
 
@@ -286,23 +300,19 @@ Model& Trainer::model() { return *impl_->session->model; }
 
 Outcome Trainer::run() {
   Impl& t = *impl_;
+  const Progress& p = t.s().progress;
   const std::int64_t steps = t.train().steps;
-  if (t.s().progress.step < steps) {
-    const StopSignals stop("\nstopping after this step; the run will be saved (once more to quit at once)\n", StopSignals::Second::quits);
-    t.peak = peak_flops(*t.s().ctx, t.s().model->type());
-    t.s().train->start(t.s().progress.step);
-    t.put_batch();
-    if (t.no_data) std::rethrow_exception(t.no_data);
-    do t.step();
-    while (!t.after_step(stop));
+  t.saved = p.step;
+  if (p.step < steps || p.unvalidated) {
+    t.go_on();
   } else {
     tidy_checkpoints(*t.s().dir, t.train(), steps);
-    t.outcome.checkpoint = t.s().dir->checkpoint(steps).string();
     log::info("nothing left to do: all {} steps are done", steps);
   }
-  t.outcome.step = t.s().progress.step;
+  t.outcome.step = p.step;
   t.outcome.tok_s = t.tok_s(t.total);
-  if (t.outcome.step == steps && t.total.steps > 0)
+  if (t.saved > 0) t.outcome.checkpoint = t.s().dir->checkpoint(t.saved).string();
+  if (p.step == steps && t.total.steps > 0 && !t.outcome.signal)
     log::info("done    {} steps  loss {:.4f}{}  {} tok/s", steps, t.outcome.loss,
               t.outcome.valid_loss ? fmt::format("  valid {:.4f}", *t.outcome.valid_loss) : "", log::human_count(t.outcome.tok_s));
   return t.outcome;

@@ -11,12 +11,13 @@ using nlohmann::json;
 TEST(Data, SynthInfoAndBack) {
   const TempFolder dir;
   const std::string out = (dir.path / "s").string();
-  const Outcome made = bhyt({"data", "synth", "--out", out, "--tokens", "5K", "--seed", "3", "--json"});
+  const Outcome made = bhyt({"data", "synth", "--out", out, "--tokens", "5K", "--vocab", "0.3k", "--seed", "3", "--json"});
   ASSERT_EQ(made.code, 0) << made.err;
   const json info = json::parse(read_text(dir.path / "s/info.json")), said = json::parse(made.out);
   EXPECT_EQ(said["entropy_rate"], info["entropy_rate"]);
   EXPECT_EQ(info["seed"], 3);
-  const Outcome look = bhyt({"data", "info", out + "/train.tok", "--verify", "--json", "--head", "2"});
+  EXPECT_EQ(info["vocab"], 300);
+  const Outcome look = bhyt({"data", "info", out + "/train.tok", "--verify", "--json", "--head", "0.002K"});
   ASSERT_EQ(look.code, 0) << look.err;
   const json j = json::parse(look.out);
   EXPECT_EQ(j["tokens"], info["tokens"]);
@@ -79,6 +80,9 @@ TEST(Data, WrongUseAndFailedWork) {
   EXPECT_EQ(bhyt({"data", "pack", "--tokenizer", "bytes", at("bad.jsonl")}).code, 2);
   EXPECT_EQ(bhyt({"data", "synth", "--out", at("s"), "--tokens", "lots"}).code, 2);
   EXPECT_EQ(bhyt({"data", "synth", "--out", at("s"), "--tokens", "0"}).code, 2);
+  const Outcome part = bhyt({"data", "synth", "--out", at("s"), "--tokens", "1.2345K"});
+  EXPECT_EQ(part.code, 2);
+  EXPECT_NE(part.err.find("--tokens: expected a whole number, got 1.2345K"), std::string::npos) << part.err;
   EXPECT_EQ(bhyt({"data", "info", at("bad.jsonl")}).code, 1);
   EXPECT_EQ(bhyt({"data", "pack", "--help"}).code, 0);
   const Outcome bad = bhyt({"data", "pack", "--out", at("x.tok"), "--tokenizer", "bytes", at("bad.jsonl")});

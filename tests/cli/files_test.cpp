@@ -64,7 +64,19 @@ TEST(Info, DescribesFiles) {
   EXPECT_EQ(run["kind"], "run");
   EXPECT_EQ(run["step"], 20);
   EXPECT_EQ(run["loss"], 3.25);
+  EXPECT_EQ(run["loss_step"], 20);
   EXPECT_EQ(run["checkpoints"], Json({"checkpoint-20"}));
+  // An interrupt saves between two lines of metrics: what the newest checkpoint holds is further.
+  fs::create_directory(dir.path / "checkpoint-26");
+  std::ofstream(dir.path / "checkpoint-26" / "trainer_state.json")
+      << R"({"log_history": [], "bhyt": {"progress": {"step": 26, "updates": 26, "skipped_in_row": 0, "loss_sum": 18, "loss_count": 6,)"
+      << R"("best_metric": null, "best_step": 0}}})";
+  const Json interrupted = info_of(dir.path);
+  EXPECT_EQ(interrupted["step"], 26);
+  EXPECT_EQ(interrupted["loss"], 3);
+  EXPECT_EQ(interrupted["loss_step"], 26);
+  std::ofstream(dir.path / "checkpoint-26" / "trainer_state.json") << "{}";
+  EXPECT_EQ(info_of(dir.path)["step"], 20);
 }
 
 TEST(Convert, ChangesTypeAndShards) {

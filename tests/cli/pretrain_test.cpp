@@ -135,6 +135,16 @@ class Process {
       if (!read_some()) return false;
     return true;
   }
+  // Until the program has a handler of its own for a signal; false when it ends without.
+  bool wait_until_caught(int signal) const {
+    for (std::uint64_t caught = 0; !(caught >> (signal - 1) & 1);) {
+      const std::string status = read_text(fmt::format("/proc/{}/status", pid_)), key = "SigCgt:";
+      const auto at = status.find(key);
+      if (at == std::string::npos || status.find("zombie") != std::string::npos) return false;
+      caught = std::stoull(status.substr(at + key.size()), nullptr, 16);
+    }
+    return true;
+  }
   bool read_until_step(std::int64_t step, std::int64_t steps) { return read_until(fmt::format("step {:>5}/{} ", step, steps)); }
 
  private:
@@ -300,15 +310,47 @@ TEST(Pretrain, SignalsFinishTheStepSaveAndSayWhich) {
 
 TEST(Pretrain, ASecondSignalQuitsAtOnce) {
   const Place place;
-  // Every step of this takes far longer than a signal.
-  Process process(place.run("a", {"train.batch=1800", "train.micro_batch=6", "train.steps=900", "train.log_every=1", "train.save_every=0",
-                                  "train.eval_every=0"}));
+  // Every step of this takes far longer than a signal, and is one micro-batch, which nothing but a second signal stops.
+  Process process(place.run(
+      "a", {"train.batch=4K", "train.micro_batch=4K", "train.steps=900", "train.log_every=1", "train.save_every=0", "train.eval_every=0"}));
   ASSERT_TRUE(process.read_until_step(1, 900)) << process.messages();
   process.send(SIGINT);
   ASSERT_TRUE(process.read_until("once more to quit")) << process.messages();
   process.send(SIGINT);
   EXPECT_EQ(process.wait(), 130);
   EXPECT_EQ(names_in(place.path / "a", "checkpoint-"), Words{});
+}
+
+// A step of a thousand micro-batches is not waited for. It is the first: nothing is there to be saved, and the run begins again.
+TEST(Pretrain, ASignalStopsALongStep) {
+  const Place place;
+  Process process(place.run("a", {"train.batch=2K", "train.micro_batch=2", "train.steps=2"}));
+  ASSERT_TRUE(process.read_until("data    ")) << process.messages();
+  ASSERT_TRUE(process.wait_until_caught(SIGTERM));
+  process.send(SIGTERM);
+  EXPECT_EQ(process.wait(), 143);
+  says(process.messages(), "stopped by SIGTERM in the first step");
+  EXPECT_EQ(names_in(place.path / "a", "checkpoint-"), Words{});
+  EXPECT_TRUE(metrics_of(place.path / "a").empty());
+  const Outcome again = bhyt(place.run("a", {"train.batch=2", "train.steps=2", "resume=auto"}));
+  EXPECT_EQ(again.code, 0) << again.err;
+}
+
+TEST(Pretrain, WhatAPersonShouldKnowIsSaidBeforeTheFirstStep) {
+  const Place place;
+  const Outcome out =
+      bhyt(place.run("a", {"train.steps=2", "train.batch=2K", "norm.method=dyt", "norm.lambda=[3, 1]", "train.micro_batch=100"}));
+  ASSERT_EQ(out.code, 0) << out.err;
+  says(out.err, "warning: a batch of 2,000 rows is larger than the data, ");
+  says(out.err, "warning: norm.lambda, norm.refresh: of no use to the method dyt\n");
+  const Outcome large = bhyt(place.run("b", {"train.batch=1T"}));
+  EXPECT_EQ(large.code, 2);
+  says(large.err, "error: this run needs ");
+  says(large.err, " free; lower train.batch or train.micro_batch (now 1000000000000 and auto)");
+  const Outcome wide = bhyt(place.run("b", {"train.batch=1M", "train.micro_batch=1M", "data.seq_len=1K"}));
+  EXPECT_EQ(wide.code, 2);
+  says(wide.err, "lower train.batch or train.micro_batch (now 1000000 and 1000000)");
+  EXPECT_FALSE(fs::exists(place.path / "b" / "log.txt"));
 }
 
 TEST(Pretrain, AFileThatMayNotGrowIsAnErrorAndHurtsNothing) {
@@ -383,6 +425,10 @@ TEST(Pretrain, WrongConfigsExitWithTwoAndSayWhy) {
   EXPECT_EQ(error({"model.vocab=100"}), "error: model.vocab must be at least 257, the tokenizer's, got 100\n");
   EXPECT_EQ(error({"--forse"}), "error: unknown flag --forse (did you mean --force?); see bhyt help pretrain\n");
   EXPECT_EQ(error({"a.yaml", "b.yaml"}), "error: expected one config, got a.yaml and b.yaml (overrides are written key=value)\n");
+  EXPECT_EQ(error({"train.lr="}), "error: train.lr= has no value: write train.lr=VALUE, or train.lr=null for the default\n");
+  EXPECT_EQ(error({"train.lr", "5e-4"}), "error: train.lr has no value: write train.lr=VALUE\n");
+  EXPECT_EQ(error({"seed"}), "error: seed has no value: write seed=VALUE\n");
+  EXPECT_EQ(error({"--train.lr=1"}), "error: unknown flag --train.lr=1 (keys have no dashes: train.lr=1); see bhyt help pretrain\n");
   EXPECT_EQ(error({"nowhere.yaml"}), "error: config nowhere.yaml is not a file\n");
   says(error({"norm.method=bhyd"}), "bhyt");
   says(error({"device=tpu"}), "run.device must be auto, cpu, cuda or cuda:N, got tpu");

@@ -115,7 +115,7 @@ TEST(TokenizerCli, WrongUseAndFailedWork) {
   EXPECT_EQ(bhyt({"tokenizer", "--help"}).code, 0);
   EXPECT_EQ(bhyt({"tokenizer", "encode"}).code, 2);
   EXPECT_EQ(bhyt({"tokenizer", "train", "--vocab", "10", "--out", at("t"), at("bad.jsonl")}).code, 2);
-  EXPECT_EQ(bhyt({"tokenizer", "train", "--vocab", "300", "--out", at("t"), at("bad.jsonl")}).code, 1);
+  EXPECT_EQ(bhyt({"tokenizer", "train", "--vocab", "0.3K", "--out", at("t"), at("bad.jsonl")}).code, 1);
   EXPECT_EQ(bhyt({"tokenizer", "train", "--vocab", "300", "--out", at("t"), at("none.jsonl")}).code, 1);
   EXPECT_EQ(bhyt({"tokenizer", "encode", "--tokenizer", at("none")}).code, 1);
   for (const char* ids : {"[1", "1", "[1,]", "[1 2]", "[a]", "[257]", "[-1]", "[99999999999]"})

@@ -103,6 +103,41 @@ TEST(Overrides, ReachAnyKey) {
   EXPECT_THROW(apply_override(tree, "train.lr.x=1"), UsageError);
   EXPECT_THROW(apply_override(tree, "=1"), UsageError);
   EXPECT_THROW(apply_override(tree, "train.=1"), UsageError);
+  EXPECT_EQ(error_of({"train.lr="}), "train.lr= has no value: write train.lr=VALUE, or train.lr=null for the default");
+  EXPECT_EQ(error_of({"run.dir="}).substr(0, 21), "run.dir= has no value");
+  EXPECT_EQ(error_of({"seed="}).substr(0, 18), "seed= has no value");
+}
+
+TEST(Config, CountsMayHaveUnits) {
+  const RunConfig c = read({"train.steps=2K", "train.batch=0.001M", "train.micro_batch=1k", "data.seq_len=1.001K", "norm.refresh=3K",
+                            "train.eval_every=1B", "model.vocab=32K"});
+  EXPECT_EQ(c.train.steps, 2000);
+  EXPECT_EQ(c.train.batch, 1000);
+  EXPECT_EQ(c.train.micro_batch, 1000);
+  EXPECT_EQ(c.data.seq_len, 1001);
+  EXPECT_EQ(c.model.config.norm.refresh, 3000);
+  EXPECT_EQ(c.train.eval_every, 1000000000);
+  EXPECT_EQ(c.model.config.vocab, 32000);
+  EXPECT_EQ(resolved_tree(c)["train"]["batch"], 1000);
+  EXPECT_EQ(error_of({"train.batch=1.5"}), "train.batch must be a whole number, got 1.5");
+  EXPECT_EQ(error_of({"train.batch=0.0001K"}), "train.batch must be a whole number, got \"0.0001K\"");
+  EXPECT_EQ(error_of({"train.batch=-1K"}), "train.batch must be at least 1, got -1000");
+  for (const char* none : {"1e2K", "K", "1KK", "1 K", "infK", "0x1K", "12"}) EXPECT_EQ(schema::parse_count(none), std::nullopt) << none;
+}
+
+// A word stands behind the file: it wins over a key there that says the same thing.
+TEST(Config, AWordTakesThePlaceOfItsTwin) {
+  log::set_quiet(true);
+  const Folder dir;
+  write_synced(dir.path / "c.yaml", "train: {steps: 10, batch: 4}\nnorm: {kappa: 3}\ndata: {seq_len: 256}\n");
+  const auto with = [&](const Words& words) { return read_run_config(config_tree((dir.path / "c.yaml").string(), words)); };
+  EXPECT_EQ(with({"train.tokens=2K"}).train.steps, 2);
+  EXPECT_EQ(with({"norm.p=0.99"}).model.config.norm.kappa, 10);
+  EXPECT_EQ(with({"train.tokens=null"}).train.steps, 10);
+  EXPECT_THROW(with({"train.tokens=2K", "train.steps=3"}), UsageError);
+  EXPECT_EQ(with({"train.tokens=2K", "train.steps=null"}).train.steps, 2);
+  write_synced(dir.path / "c.yaml", "train: {tokens: 10K, batch: 4}\nnorm: {p: 0.9}\ndata: {seq_len: 256}\n");
+  EXPECT_EQ(with({"train.steps=7", "norm.kappa=2"}).train.steps, 7);
 }
 
 TEST(Config, ErrorsNameKeyValueAndWhatIsAllowed) {

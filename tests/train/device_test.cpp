@@ -140,7 +140,7 @@ TEST(Devices, OutOfMemorySaysWhatHelps) {
   const Folder tmp;
   const std::string message = error_of(small_run(tmp, "a") + on(Device::cuda(0)) + Words{"train.batch=10000000"} +
                                        Words{"train.micro_batch=10000000", "data.seq_len=512"});
-  for (const char* part : {"asked for", "free", "train.micro_batch", "train.recompute"}) says(message, part);
+  for (const char* part : {"needs", "free", "train.micro_batch", "train.recompute"}) says(message, part);
   EXPECT_EQ(train(small_run(tmp, "b") + on(Device::cuda(0))).step, 12);  // nothing is left behind
 }
 

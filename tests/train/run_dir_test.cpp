@@ -152,7 +152,8 @@ TEST(Resume, AfterACrashGivesTheSameBits) {
 }
 
 TEST(Resume, AfterAnInterruptGivesTheSameBits) {
-  for_each_variant([](const Words& words) {
+  for_each_variant([](const Words& variant) {
+    const Words words = variant + Words{"train.micro_batch=6"};  // a step that is one micro-batch is finished
     const Folder tmp;
     train(small_run(tmp, "a") + words);
     const Words b = small_run(tmp, "b") + words + Words{"resume=auto"};
@@ -167,6 +168,79 @@ TEST(Resume, AfterAnInterruptGivesTheSameBits) {
     EXPECT_EQ(train(b).signal, 0);
     expect_same_runs(tmp.path / "a", tmp.path / "b");
   });
+}
+
+// Stops as a person does, when step `at` begins.
+TrainerOptions interrupt_before(std::int64_t at) {
+  return {.before_step = [at](Model&, std::int64_t step) {
+    if (step == at) raise(SIGINT);
+  }};
+}
+
+// The signal is there when the first of several micro-batches is done: that step is let go, the one before is saved.
+TEST(Resume, AStepStoppedHalfWayIsMadeAgain) {
+  for_each_variant([](const Words& variant) {
+    const Words words = variant + Words{"train.micro_batch=2"};
+    const Folder tmp;
+    train(small_run(tmp, "a") + words);
+    const Words b = small_run(tmp, "b") + words + Words{"resume=auto"};
+    const Outcome none = train(b, interrupt_before(1));
+    EXPECT_EQ(none.signal, SIGINT);
+    EXPECT_EQ(none.step, 0);
+    EXPECT_EQ(none.checkpoint, "");
+    EXPECT_TRUE(metrics_of(tmp.path / "b").empty());
+    for (const int at : {4, 4, 6, 9}) {  // the second 4: nothing was done, what is saved stays
+      const Outcome out = train(b, interrupt_before(at));
+      EXPECT_EQ(out.signal, SIGINT);
+      EXPECT_EQ(out.step, at - 1);
+      EXPECT_EQ(out.checkpoint, tmp / "b" + fmt::format("/checkpoint-{}", at - 1));
+      EXPECT_EQ(verify_manifest(out.checkpoint), "");
+      EXPECT_EQ(metrics_of(tmp.path / "b").back()["step"].get<int>() / 3, (at - 1) / 3);
+    }
+    EXPECT_EQ(train(b).signal, 0);
+    expect_same_runs(tmp.path / "a", tmp.path / "b");
+  });
+}
+
+// The step in work is one micro-batch and is finished; its validation, of several, is not. Steps 4 and 8 save too, 12 is the last.
+TEST(Resume, AValidationStoppedHalfWayIsMadeAgain) {
+  for_each_variant([](const Words& words) {
+    const Folder tmp;
+    const Words due = words + Words{"train.eval_every=4", "train.micro_batch=6"};
+    train(small_run(tmp, "a") + due);
+    const Words b = small_run(tmp, "b") + due + Words{"resume=auto"};
+    for (const int at : {4, 8, 12}) {
+      const Outcome out = train(b, interrupt_before(at));
+      EXPECT_EQ(out.signal, SIGINT);
+      EXPECT_EQ(out.step, at);
+      EXPECT_FALSE(out.valid_loss.has_value() && at == 4);
+      EXPECT_FALSE(metrics_of(tmp.path / "b").back().contains("valid_loss"));
+      EXPECT_EQ(verify_manifest(out.checkpoint), "");
+    }
+    EXPECT_EQ(train(b).step, 12);
+    expect_same_runs(tmp.path / "a", tmp.path / "b");
+    EXPECT_EQ(train(b).step, 12);  // nothing is left to do
+    expect_same_runs(tmp.path / "a", tmp.path / "b");
+  });
+}
+
+// Killed behind the validation that was made up for: it is made once more, and stands in the metrics once.
+TEST(Resume, AValidationMadeUpForIsNotWrittenTwice) {
+  const Folder tmp;
+  const Words due = {"train.eval_every=5", "train.save_every=0", "train.micro_batch=6"};
+  train(small_run(tmp, "a") + due);
+  const Words b = small_run(tmp, "b") + due + Words{"resume=auto"};
+  train(b, interrupt_before(5));
+  EXPECT_THROW(train(b, crash_before(6)), Killed);
+  EXPECT_TRUE(metrics_of(tmp.path / "b").back().contains("valid_loss"));
+  train(b);
+  expect_same_runs(tmp.path / "a", tmp.path / "b");
+  const auto events = [&](const char* run) {
+    for (const std::string& name : files_in(tmp.path / run))
+      if (name.starts_with("events.")) return fs::file_size(tmp.path / run / name);
+    return std::uintmax_t{0};
+  };
+  EXPECT_EQ(events("a"), events("b"));
 }
 
 TEST(Resume, PassesOverDamagedCheckpoints) {

@@ -395,11 +395,15 @@ TEST(Data, ADamagedFileEndsARunThatIsSaved) {
   train(run("b"));
   expect_same_runs(tmp.path / "a", tmp.path / "b");
 
-  bytes = read_text(tmp.path / "valid.tok");
+  const std::string valid = read_text(tmp.path / "valid.tok");
+  bytes = valid;
   bytes[bytes.size() / 2] = static_cast<char>(200);
   write_synced(tmp.path / "valid.tok", bytes);
   says(error_of(small_run(tmp, "c") + Words{"train.save_every=0", "train.eval_batches=0"}), "not below the vocabulary");
   EXPECT_EQ(RunDir(tmp / "c").checkpoints(), (std::vector<std::int64_t>{5}));  // of the first evaluation
+  write_synced(tmp.path / "valid.tok", valid);
+  for (const char* dir : {"c", "d"}) train(small_run(tmp, dir) + Words{"train.save_every=0", "train.eval_batches=0", "resume=auto"});
+  expect_same_runs(tmp.path / "c", tmp.path / "d");
 }
 
 TEST(Data, MixturesTrain) {

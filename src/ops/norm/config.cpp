@@ -1,5 +1,6 @@
 #include "ops/norm/config.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 
@@ -101,10 +102,7 @@ void walk(NormConfig& c, V& v) {
       [&] { return c.exact_list.empty() ? Json(c.exact_first) : Json(c.exact_list); });
   v.custom(
       "refresh", "steps between refreshes of c_attn; auto = clamp(steps/50, 1, 1000)",
-      [&](const Json& j, const std::string& key) {
-        if (j != "auto" && !j.is_number()) schema::wrong(key, "auto or a whole number", j);
-        c.refresh = j == "auto" ? 0 : schema::Reader::as_integer(key, j, {.at_least = 1});
-      },
+      [&](const Json& j, const std::string& key) { c.refresh = schema::Reader::as_integer_or_auto(key, j, {.at_least = 1}); },
       [&] { return c.refresh ? Json(c.refresh) : Json("auto"); });
   v.choice("correction", c.correction, kCorrections, "learned correction of the approximation");
   v.boolean("gamma_in_constant", c.gamma_in_constant, "multiply the constant by mean(gamma^2) of the attention norm");
@@ -139,10 +137,55 @@ void walk(NormConfig& c, V& v) {
       [&] { return c.seq_len ? Json(c.seq_len) : Json(Json::value_t::discarded); });
 }
 
+// What a method must have for a key to matter to it.
+using Needs = bool (*)(const Method& m, const NormConfig& c);
+
+bool lambda(const Method& m, const NormConfig&) { return m.scale == ScaleKind::lambda; }
+bool alpha(const Method& m, const NormConfig&) { return m.scale == ScaleKind::alpha; }
+bool a_choice_of_end(const Method& m, const NormConfig&) { return m.end == End::rms_or_exact; }
+bool approximation(const Method& m, const NormConfig&) { return m.site2 == SiteStat::approximate; }
+bool auxiliary_loss(const Method& m, const NormConfig& c) { return approximation(m, c) && c.aux_loss > 0; }
+bool given_statistic(const Method& m, const NormConfig& c) { return approximation(m, c) || m.site2 == SiteStat::block_input; }
+bool other_layers(const Method&, const NormConfig& c) { return c.last_layer > 0; }
+
+// The keys that do not matter to every method.
+constexpr struct {
+  const char *key, *shown;
+  Needs needs;
+} kUses[] = {
+    {"kappa", "norm.kappa (norm.p)", lambda},
+    {"lambda", "norm.lambda", lambda},
+    {"lambda_last", "norm.lambda_last", a_choice_of_end},
+    {"learn_lambda", "norm.learn_lambda", lambda},
+    {"gain", "norm.gain", lambda},
+    {"kappa_schedule", "norm.kappa_schedule", lambda},
+    {"exact_layers", "norm.exact_layers", given_statistic},
+    {"refresh", "norm.refresh", approximation},
+    {"correction", "norm.correction", approximation},
+    {"gamma_in_constant", "norm.gamma_in_constant", approximation},
+    {"stop_gradient", "norm.stop_gradient", given_statistic},
+    {"aux_loss", "norm.aux_loss", approximation},
+    {"aux_every", "norm.aux_every", auxiliary_loss},
+    {"calibration", "norm.calibration", given_statistic},
+    {"elsewhere", "norm.elsewhere", other_layers},
+    {"alpha", "norm.alpha", alpha},
+};
+
 }  // namespace
 
 void fields(NormConfig& c, schema::Reader& v) { walk(c, v); }
 void fields(NormConfig& c, schema::Writer& v) { walk(c, v); }
 void fields(NormConfig& c, schema::Lister& v) { walk(c, v); }
+
+std::vector<std::string> unused_keys(const NormConfig& c) {
+  std::vector<const Method*> methods = {&method(c.method)};
+  if (c.last_layer > 0) methods.push_back(&method(c.elsewhere));
+  const Json given = schema::write(c), usual = schema::write(NormConfig());
+  std::vector<std::string> unused;
+  for (const auto& use : kUses)
+    if (given[use.key] != usual[use.key] && std::none_of(methods.begin(), methods.end(), [&](const Method* m) { return use.needs(*m, c); }))
+      unused.emplace_back(use.shown);
+  return unused;
+}
 
 }  // namespace bhyt

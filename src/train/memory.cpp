@@ -1,0 +1,88 @@
+#include "train/memory.h"
+
+#include "core/check.h"
+#include "io/format.h"
+#include "machine/machine.h"
+#include "model/train_pass.h"
+#include "train/batches.h"
+#include "train/optimizer.h"
+
+namespace bhyt::train {
+
+namespace {
+
+constexpr double kWaiting = 4;  // training batches on the host: in the making, two that are ready, and the one that is being copied
+
+double activation_bytes(const RunConfig& c, std::int64_t rows) {
+  const TrainPass::Shape shape{.batch = rows, .seq = c.data.seq_len, .recompute = c.train.recompute};
+  return static_cast<double>(TrainPass::planned_bytes(c.model.config, *c.run.dtype, c.device, shape));
+}
+
+// As many sequences as half the machine's memory (nine tenths of a GPU's) holds beside weights and optimizer, in pieces of equal size.
+// From the total, not from what is free now: the same machine gives the same bits.
+std::int64_t auto_micro_batch(const RunConfig& c, double fixed) {
+  const double available = static_cast<double>(total_memory(c.device)) * (c.device.is_cuda() ? 0.9 : 0.5) - fixed;
+  const auto rows = [&](std::int64_t pieces) { return (c.train.batch + pieces - 1) / pieces; };
+  std::int64_t least = 1, most = c.train.batch;  // pieces; the most, rows of one, is taken whether it fits or not
+  while (least < most) {
+    const std::int64_t middle = least + (most - least) / 2;
+    if (activation_bytes(c, rows(middle)) <= available)
+      most = middle;
+    else
+      least = middle + 1;
+  }
+  return rows(least);
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const RunConfig& c, std::int64_t micro_batch) {
+  const Parameters::Sizes sizes = Parameters::planned(c.model.config, *c.run.dtype);
+  const double batch =
+      Uploader::planned_bytes({.batch = c.train.batch, .seq = c.data.seq_len, .documents = c.data.attend == Attend::document}) / 2;
+  const double sides = c.data.valid.empty() ? 1 : 2;
+  MemoryPlan plan;
+  plan.weights = static_cast<double>(sizes.value_bytes);
+  plan.gradients = static_cast<double>(sizes.arena) * sizeof(float);
+  plan.optimizer = static_cast<double>(planned_optimizer_bytes(c.train, sizes.arena, *c.run.dtype));
+  plan.batches = 2 * sides * batch;
+  plan.host = kWaiting * batch + (c.device.is_cuda() ? plan.batches : 0);
+  if (micro_batch > 0) plan.activations = activation_bytes(c, micro_batch);
+  return plan;
+}
+
+FreeMemory free_memory_for(const RunConfig& c) {
+  return {.device = static_cast<double>(free_memory(c.device)), .host = static_cast<double>(free_memory(Device::cpu()))};
+}
+
+void check_memory(const RunConfig& c, const MemoryPlan& plan, const FreeMemory& free) {
+  const auto refuse = [&](const std::string& what, const std::string& place, double has) {
+    const std::string help =
+        plan.fixed() > free.device && free.device > 0
+            ? "the model is too large for it"
+            : fmt::format(
+                  "lower train.batch or train.micro_batch (now {} and {}); train.recompute=block and a shorter data.seq_len take less, too",
+                  c.train.batch, c.train.micro_batch ? std::to_string(c.train.micro_batch) : "auto");
+    throw UsageError(fmt::format("this run needs {}, {} has {} free; {}", what, place, human_bytes(has), help));
+  };
+  const std::string parts = fmt::format("weights {}, gradients {}, optimizer {}, activations {}", human_bytes(plan.weights),
+                                        human_bytes(plan.gradients), human_bytes(plan.optimizer), human_bytes(plan.activations));
+  const bool gpu = c.device.is_cuda();
+  const double device = plan.device() + (gpu ? 0 : plan.host);
+  if (free.device > 0 && device > free.device)
+    refuse(fmt::format("{} ({}, batches {})", human_bytes(device), parts, human_bytes(device - plan.fixed() - plan.activations)),
+           gpu ? name_of(c.device) : "this machine", free.device);
+  if (gpu && free.host > 0 && plan.host > free.host)
+    refuse(fmt::format("{} for the batches on their way to the GPU", human_bytes(plan.host)), "this machine", free.host);
+}
+
+void settle_memory(RunConfig& c) {
+  const FreeMemory free = free_memory_for(c);
+  // First without activations: a batch beyond all bounds is not worth a plan of them.
+  const MemoryPlan least = plan_memory(c, 0);
+  check_memory(c, least, free);
+  if (c.train.micro_batch == 0) c.train.micro_batch = auto_micro_batch(c, least.fixed());
+  check_memory(c, plan_memory(c, c.train.micro_batch), free);
+}
+
+}  // namespace bhyt::train
