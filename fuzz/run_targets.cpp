@@ -111,12 +111,14 @@ const fs::path& scratch_folder() {
 
 // What a resumed run keeps of its metrics: whole lines from the start, and on a second look all of them.
 void resume_metrics(const std::string& text, std::int64_t last_step) {
+  train::Progress progress;
+  progress.step = last_step;
   const fs::path dir = scratch_folder(), file = dir / "metrics.jsonl";
   write_synced(file, text);
-  { const train::Metrics metrics(dir, last_step); }
+  { const train::Metrics metrics(dir, progress); }
   const std::string kept = read_text(file);
   require(text.starts_with(kept) && (kept.empty() || kept.back() == '\n'));
-  { const train::Metrics metrics(dir, last_step); }
+  { const train::Metrics metrics(dir, progress); }
   require(read_text(file) == kept);
 }
 

@@ -101,9 +101,7 @@ Json describe_files(const WeightFiles& files, Json& types) {
 
 // A tokenizer in the folder, if any, and whether the model has a row for each of its ids.
 Json describe_tokenizer(const fs::path& dir, std::int64_t vocab, std::vector<std::string>& problems) {
-  bool there = false;
-  for (const char* name : {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer.bin"}) there |= fs::exists(dir / name);
-  if (!there) return nullptr;
+  if (!holds_tokenizer(dir)) return nullptr;
   try {
     const auto t = load_tokenizer(dir.string());
     if (t->vocab_size() > vocab)
@@ -276,8 +274,7 @@ int cmd_info(const Args& args) {
       const Json j = describe_run(path, verify, problems);
       return show(j, problems, json);
     }
-    for (const char* name : {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer.bin"})
-      if (fs::exists(path / name)) return cmd_tokenizer(flags({"info", what}));
+    if (holds_tokenizer(path)) return cmd_tokenizer(flags({"info", what}));
     throw Error(
         fmt::format("{}: looked for a checkpoint (config.json and model.safetensors or its index), a run (metrics.jsonl) and a tokenizer "
                     "(tokenizer.json, tokenizer.model, vocab.json, tokenizer.bin), found none of them",

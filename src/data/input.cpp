@@ -35,7 +35,8 @@ std::optional<InputFile> by_name(const std::string& path) {
     f.compression = Compression::zstd;
   if (f.compression != Compression::none) p = p.stem();
   const std::string e = p.extension().string();
-  if (e != ".jsonl" && e != ".ndjson" && e != ".txt") return std::nullopt;
+  const bool lines = e == ".jsonl" || e == ".ndjson" || (e == ".json" && f.compression != Compression::none);  // C4's .json.gz
+  if (!lines && e != ".txt") return std::nullopt;
   f.records = e == ".txt" ? Records::text : Records::jsonl;
   return f;
 }

@@ -199,7 +199,7 @@ static void fields(DataSection& c, V& v) {
   v.custom(
       "valid", "the same, for validation; in file order", [&](const Json& j, const std::string& key) { c.valid = read_entries(j, key); },
       [&] { return write_entries(c.valid); });
-  v.text("tokenizer", c.tokenizer, "bytes, a file or a folder; auto = what the token files were packed with, else bytes");
+  v.text("tokenizer", c.tokenizer, "bytes, a file or a folder; auto = what the token files were packed with, else that of model.init, else bytes");
   v.integer("seq_len", c.seq_len, "tokens per row", {.at_least = 1});
   v.choice("attend", c.attend, kAttend, "whether packed documents see each other");
 }

@@ -106,10 +106,10 @@ std::string why_none(const PackedFile& f) {
       f.path, maker_of(f.meta), f.meta.fingerprint);
 }
 
-// What the token files were packed with, for texts too; without token files, bytes.
-void choose_by_files(const Inputs& in, RunData& out) {
+// What the token files were packed with, for texts too; without token files, that of the checkpoint the run starts from, else bytes.
+void choose_by_files(const Inputs& in, const std::string& init, RunData& out) {
   if (in.packed.empty()) {
-    out.tokenizer = make_byte_tokenizer();
+    out.tokenizer = !init.empty() && holds_tokenizer(init) ? load_tokenizer(init) : make_byte_tokenizer();
     return;
   }
   const PackedFile* speaks = spokesman(in);
@@ -121,8 +121,8 @@ void choose_by_files(const Inputs& in, RunData& out) {
               out.why_no_tokenizer);
 }
 
-void choose_tokenizer(const DataSection& data, const Inputs& in, RunData& out) {
-  if (data.tokenizer == "auto") return choose_by_files(in, out);
+void choose_tokenizer(const DataSection& data, const std::string& init, const Inputs& in, RunData& out) {
+  if (data.tokenizer == "auto") return choose_by_files(in, init, out);
   check_usage(data.tokenizer == "bytes" || is_there(data.tokenizer),
               "data.tokenizer must be auto, bytes, a tokenizer file or a folder that holds one, got {}", data.tokenizer);
   out.tokenizer = load_tokenizer(data.tokenizer);
@@ -202,9 +202,10 @@ RunData choose_data(RunConfig& config) {
       for (const std::string& path : expand_globs({e.path})) check_usage(is_there(path), "{}: {} does not exist", key, path);
   const Inputs in = look_at(config.data);
   RunData out;
-  choose_tokenizer(config.data, in, out);
+  choose_tokenizer(config.data, config.model.init, in, out);
   const Tokenizer* t = out.tokenizer.get();
-  if (t && t->kind() == "bytes" && config.data.tokenizer == "auto") config.data.tokenizer = "bytes";
+  if (t && config.data.tokenizer == "auto" && (t->kind() == "bytes" || in.packed.empty()))
+    config.data.tokenizer = t->kind() == "bytes" ? "bytes" : config.model.init;
   settle_vocabulary(config.model, t, in);
   const PackedFile* speaks = spokesman(in);
   out.fingerprint = t ? t->fingerprint() : speaks ? speaks->meta.fingerprint : 0;

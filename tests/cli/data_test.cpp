@@ -67,9 +67,9 @@ TEST(Data, WhereItGoesIsCheckedBeforeTheWork) {
   EXPECT_EQ(synth.err, "error: cannot write " + at("s/valid.tok") + ": it is a directory\n");
   EXPECT_FALSE(fs::exists(at("s/train.tok")));
   EXPECT_EQ(bhyt({"data", "synth", "--out", at("a.txt"), "--tokens", "5K"}).err,
-            "error: cannot write " + at("a.txt/train.tok") + ": Not a directory\n");
+            "error: cannot write " + at("a.txt/train.tok") + ": " + at("a.txt") + " is not a folder\n");
   EXPECT_EQ(bhyt({"data", "pack", "--out", at("a.txt/x.tok"), "--tokenizer", "bytes", at("a.txt")}).err,
-            "error: cannot write " + at("a.txt/x.tok") + ": Not a directory\n");
+            "error: cannot write " + at("a.txt/x.tok") + ": " + at("a.txt") + " is not a folder\n");
 }
 
 TEST(Data, WrongUseAndFailedWork) {

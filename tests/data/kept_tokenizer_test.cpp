@@ -58,16 +58,17 @@ TEST_F(Kept, GoesAlongWhenTheFileIsConverted) {
 }
 
 TEST_F(Kept, MustBeTheOneThatItsNameSays) {
+  const auto passed_over = [&](const std::string& json) {
+    write_file(folder + "/tokenizer.json", json);
+    testing::internal::CaptureStderr();
+    EXPECT_FALSE(find(file).tokenizer);
+    return testing::internal::GetCapturedStderr();
+  };
   auto other = small_json();
   other["added_tokens"].push_back(added_token(265, "<|more|>"));
-  write_file(folder + "/tokenizer.json", other.dump());
-  testing::internal::CaptureStderr();
-  EXPECT_FALSE(find(file).tokenizer);
-  EXPECT_HAS(testing::internal::GetCapturedStderr(), "holds another tokenizer (bpe, ");
-  write_file(folder + "/tokenizer.json", "{");
-  testing::internal::CaptureStderr();
-  EXPECT_FALSE(find(file).tokenizer);
-  EXPECT_HAS(testing::internal::GetCapturedStderr(), "tokenizer.json");
+  const std::string wrong = passed_over(other.dump()), damaged = passed_over("{");
+  EXPECT_HAS(wrong, "holds another tokenizer (bpe, ");
+  EXPECT_HAS(damaged, folder + "/tokenizer.json");
 }
 
 TEST_F(Kept, BytesAreBuiltInAndSomeFilesNameNone) {

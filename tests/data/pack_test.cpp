@@ -105,6 +105,8 @@ TEST(Pack, EveryKindOfInput) {
   write_file(dir / "in/b.jsonl", text);
   write_file(dir / "in/c.jsonl.gz", gzip(text.substr(0, 1000)) + gzip(text.substr(1000)));  // two members
   write_file(dir / "in/d.ndjson.zst", zstd(text.substr(0, 777)) + zstd(text.substr(777)));  // two frames
+  write_file(dir / "in/e.json.gz", gzip(text));
+  write_file(dir / "in/info.json", "{}");
   write_file(dir / "in/a/x.txt", "whole\nfile");
   write_file(dir / "in/a/y.txt.gz", gzip("packed"));
   write_file(dir / "in/ignored.md", "no");
@@ -112,7 +114,7 @@ TEST(Pack, EveryKindOfInput) {
   write_file(dir / "in/empty.txt", "");
   const PackResult r = run(*bytes, {dir / "in"}, dir / "out/x.tok");
   std::vector<std::string> want{"whole\nfile", "packed"};
-  for (int i = 0; i < 3; ++i) want.insert(want.end(), docs.begin(), docs.end());
+  for (int i = 0; i < 4; ++i) want.insert(want.end(), docs.begin(), docs.end());
   EXPECT_EQ(documents(*bytes, dir / "out/x.tok"), want);
   EXPECT_EQ(r.file.documents, want.size());
   EXPECT_EQ(r.empty, 1u);

@@ -132,7 +132,7 @@ TEST(TrainingState, WhatNoRunWroteIsRefusedInWords) {
     for (const char* key : {"step", "updates", "skipped_in_row", "loss_count", "best_step"})
       says(hostile([&](Json& s) { s["bhyt"]["progress"][key] = bad; }), "not a training state of this program");
   says(hostile([](Json& s) { s["log_history"] = 3; }), "expected log_history to be a list, got 3");
-  says(hostile([](Json& s) { s = Json::array(); }), "holds no checkpoint that verifies");
+  says(hostile([](Json& s) { s = Json::array(); }), "trainer_state.json is damaged");
 }
 
 TEST(TrainingState, AResolvedFileThatIsNoneDoesNotCrash) {

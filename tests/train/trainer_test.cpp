@@ -291,6 +291,17 @@ TEST(Data, TokenFilesBringTheirTokenizer) {
   EXPECT_EQ(fingerprint("b"), bpe->fingerprint());
   EXPECT_EQ(fingerprint("c"), bpe->fingerprint());
   EXPECT_EQ(metrics_of(tmp.path / "b").front()["loss"], metrics_of(tmp.path / "c").front()["loss"]);
+  // A run that starts from a checkpoint reads texts as that does.
+  Words on = {"model.init=" + tmp / "a/checkpoint-1",
+              "data.train=" + tmp / "a.txt",
+              "data.seq_len=16",
+              "train.batch=2",
+              "train.steps=1",
+              "run.dir=" + tmp / "e",
+              "threads=1"};
+  train(on);
+  EXPECT_EQ(fingerprint("e"), bpe->fingerprint());
+  says(read_text(tmp.path / "e" / "resolved.yaml"), "tokenizer: " + tmp / "a/checkpoint-1");
   unsetenv("BHYT_CACHE");
 }
 
