@@ -47,6 +47,7 @@ void add_tokenizer(const ConvertArgs& a, std::int64_t vocab, const fs::path& dir
 
 int convert_token_file(const ConvertArgs& a) {
   check_usage(a.dtype.empty(), "--dtype is for checkpoints; {} is a token file", a.source);
+  check(!fs::exists(a.out), "{} already exists; convert replaces nothing", a.out);
   const TokenFileInfo info = TokenFile(a.source).info();
   TokenFormat format = TokenFormat::bhyt;
   if (info.format == TokenFormat::bhyt) format = info.token_bytes == 2 ? TokenFormat::llmc_gpt2 : TokenFormat::llmc_llama3;

@@ -270,7 +270,7 @@ int cmd_info(const Args& args) {
       const Json j = describe_checkpoint(path, verify, problems);
       return show(j, problems, json);
     }
-    if (fs::exists(path / "metrics.jsonl")) {
+    if (fs::exists(path / "metrics.jsonl") || !checkpoint_steps(path).empty()) {
       const Json j = describe_run(path, verify, problems);
       return show(j, problems, json);
     }

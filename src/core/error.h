@@ -11,6 +11,13 @@ struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// The text of a library's exception without the name of its kind: nlohmann's "[json.exception.parse_error.101] parse error at …".
+inline std::string plain_reason(const std::exception& e) {
+  const std::string text = e.what();
+  const auto end = text.starts_with('[') ? text.find("] ") : std::string::npos;
+  return end == std::string::npos ? text : text.substr(end + 2);
+}
+
 // Wrong usage or configuration; main exits with 2.
 struct UsageError : Error {
   using Error::Error;

@@ -33,7 +33,7 @@ void keep_tokenizer(const Tokenizer& tokenizer, const fs::path& folder) {
   if (tokenizer.fingerprint() == make_byte_tokenizer()->fingerprint()) return;
   const fs::path to = folder / folder_name(tokenizer.fingerprint());
   std::error_code ec;
-  if (fs::exists(to / "tokenizer.json", ec)) return;
+  if (load_kept(to, tokenizer.fingerprint())) return;
   const fs::path beside = fmt::format("{}.tmp.{}", to.string(), ::getpid());
   try {
     tokenizer.save(beside);
@@ -41,6 +41,7 @@ void keep_tokenizer(const Tokenizer& tokenizer, const fs::path& folder) {
     fs::remove_all(beside, ec);
     throw;
   }
+  fs::remove_all(to, ec);  // a damaged one
   fs::rename(beside, to, ec);
   const std::string why = ec.message();
   if (ec) fs::remove_all(beside, ec);

@@ -211,7 +211,7 @@ class Collector {
 
   std::uint64_t tokens() const { return writer_.tokens(); }
   void finish() {
-    check_.tell("pack");
+    result.warnings = check_.tell("pack");
     keep_tokenizer(tokenizer_, std::filesystem::path(output_path(options_.out)).parent_path());
     result.file = writer_.finish();
   }

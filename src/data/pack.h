@@ -28,7 +28,8 @@ struct PackResult {
   std::uint64_t text_bytes = 0;  // of all documents
   std::uint64_t empty = 0;       // documents without text, left out
   std::uint64_t bad_lines = 0;
-  std::string first_bad;  // "FILE:LINE: why"
+  std::string first_bad;              // "FILE:LINE: why"
+  std::vector<std::string> warnings;  // of texts that may be none
   double seconds = 0;
 };
 

@@ -65,9 +65,10 @@ void TextCheck::add(std::size_t file, const TextFacts& facts) {
   facts_[file].written |= facts.written;
 }
 
-void TextCheck::tell(const char* what_to_do) const {
+std::vector<std::string> TextCheck::tell(const char* what_to_do) const {
   constexpr std::size_t kNamed = 5;
   std::vector<std::size_t> blank, strange;
+  std::vector<std::string> warnings;
   for (std::size_t i = 0; i < facts_.size(); ++i) {
     if (!facts_[i].written) blank.push_back(i);
     if (static_cast<double>(facts_[i].strange) > kStrange * static_cast<double>(facts_[i].bytes)) strange.push_back(i);
@@ -75,14 +76,17 @@ void TextCheck::tell(const char* what_to_do) const {
   const std::string first = blank.empty() ? "" : files_[blank.front()].path;
   check(blank.size() < files_.size(), "nothing to {}: no document has any text in {}{}", what_to_do, first,
         files_.size() > 1 ? fmt::format(" and {} more", files_.size() - 1) : "");
-  if (blank.size() == 1) log::warning("{} holds no text", first);
-  if (blank.size() > 1) log::warning("{} of {} files hold no text, the first: {}", blank.size(), files_.size(), first);
+  if (blank.size() == 1) warnings.push_back(fmt::format("{} holds no text", first));
+  if (blank.size() > 1) warnings.push_back(fmt::format("{} of {} files hold no text, the first: {}", blank.size(), files_.size(), first));
   for (std::size_t i = 0; i < std::min(strange.size(), kNamed); ++i) {
     const TextFacts& f = facts_[strange[i]];
-    log::warning("{}: {:.1f} % of its bytes are NUL or not UTF-8; is it text?", files_[strange[i]].path,
-                 100 * static_cast<double>(f.strange) / static_cast<double>(f.bytes));
+    warnings.push_back(fmt::format("{}: {:.1f} % of its bytes are NUL or not UTF-8; is it text?", files_[strange[i]].path,
+                                   100 * static_cast<double>(f.strange) / static_cast<double>(f.bytes)));
   }
-  if (strange.size() > kNamed) log::warning("{} more files hold bytes that are NUL or not UTF-8", strange.size() - kNamed);
+  if (strange.size() > kNamed)
+    warnings.push_back(fmt::format("{} more files hold bytes that are NUL or not UTF-8", strange.size() - kNamed));
+  for (const std::string& w : warnings) log::warning("{}", w);
+  return warnings;
 }
 
 }  // namespace bhyt

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -27,8 +28,9 @@ class TextCheck {
 
   explicit TextCheck(const std::vector<InputFile>& files) : files_(files), facts_(files.size()) {}
   void add(std::size_t file, const TextFacts& facts);
-  // Throws Error when no file holds any text ("nothing to DO: …"); warns of files without, and of files that may be no text.
-  void tell(const char* what_to_do) const;
+  // Throws Error when no file holds any text ("nothing to DO: …"); warns of files without, and of files that may be no text. Returns what
+  // it warned of.
+  std::vector<std::string> tell(const char* what_to_do) const;
 
  private:
   const std::vector<InputFile>& files_;

@@ -24,7 +24,7 @@ Json parse_json(std::string_view text, const std::string& name) {
   try {
     return Json::parse(text.begin(), text.end(), shallow);
   } catch (const Json::exception& e) {
-    throw Error(fmt::format("{}: not JSON ({})", name, e.what()));
+    throw Error(fmt::format("{}: not JSON ({})", name, plain_reason(e)));
   }
 }
 

@@ -87,7 +87,7 @@ PlainJson parse_header(const char* begin, const char* end) {
   try {
     return PlainJson::parse(begin, end, strict);
   } catch (const PlainJson::exception& e) {
-    throw Error(fmt::format("header is not JSON ({})", e.what()));
+    throw Error(fmt::format("header is not JSON ({})", plain_reason(e)));
   }
 }
 

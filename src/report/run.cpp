@@ -148,7 +148,7 @@ void read_config(const std::string& yaml, Run& run) {
     flatten(YAML::Load(yaml), "", 0, run.config);
   } catch (const YAML::Exception& e) {
     run.config.clear();
-    run.notes.push_back(fmt::format("resolved.yaml cannot be read: {}", e.what()));
+    run.notes.push_back(fmt::format("resolved.yaml cannot be read: line {}: {}", e.mark.line + 1, e.msg));
   }
 }
 

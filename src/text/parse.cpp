@@ -53,7 +53,7 @@ nlohmann::json parse_json(std::string_view text, const char* name) {
   try {
     return nlohmann::json::parse(text);
   } catch (const nlohmann::json::exception& e) {
-    throw Error(fmt::format("[{}] not JSON: {}", name, e.what()));
+    throw Error(fmt::format("[{}] not JSON: {}", name, plain_reason(e)));
   }
 }
 

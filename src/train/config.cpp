@@ -171,8 +171,8 @@ void start_from(Json& model, const fs::path& run, ModelSection& section, Verify 
   check_usage(!model.contains("preset"), "model.preset and model.init: a checkpoint brings its own shapes; give one of them");
   fs::path dir = model["init"].get<std::string>();
   std::error_code ignored;
-  const bool begun = !run.empty() && fs::is_regular_file(run / kResolved, ignored);
-  if (begun && !fs::exists(dir, ignored)) {
+  const bool begun = !run.empty() && !checkpoint_steps(run).empty();
+  if (begun && !fs::exists(dir, ignored) && fs::is_regular_file(run / kResolved, ignored)) {
     Json own = read_yaml((run / kResolved).string());
     if (own.is_object() && own.contains("model") && own["model"].is_object()) own["model"].erase("init");
     if (own.is_object() && own.contains("run") && own["run"].is_object()) own["run"].erase("resume");
@@ -199,7 +199,8 @@ static void fields(DataSection& c, V& v) {
   v.custom(
       "valid", "the same, for validation; in file order", [&](const Json& j, const std::string& key) { c.valid = read_entries(j, key); },
       [&] { return write_entries(c.valid); });
-  v.text("tokenizer", c.tokenizer, "bytes, a file or a folder; auto = what the token files were packed with, else that of model.init, else bytes");
+  v.text("tokenizer", c.tokenizer,
+         "bytes, a file or a folder; auto = what the token files were packed with, else that of model.init, else bytes");
   v.integer("seq_len", c.seq_len, "tokens per row", {.at_least = 1});
   v.choice("attend", c.attend, kAttend, "whether packed documents see each other");
 }

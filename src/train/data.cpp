@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <sstream>
 
 #include "core/log.h"
 #include "core/signals.h"
@@ -11,6 +12,7 @@
 #include "data/kept_tokenizer.h"
 #include "data/pack.h"
 #include "data/token_file.h"
+#include "io/checkpoint_folders.h"
 
 namespace bhyt::train {
 
@@ -60,6 +62,21 @@ bool whole(const fs::path& file, const std::string& text) {
   }
 }
 
+// What there was to say of texts when they were packed is said again by every run that uses them.
+fs::path notes_of(const fs::path& packed) { return packed.string() + ".notes"; }
+
+void keep_notes(const fs::path& packed, const std::vector<std::string>& warnings) {
+  std::error_code ignored;
+  fs::remove(notes_of(packed), ignored);
+  if (!warnings.empty()) write_synced(notes_of(packed), fmt::format("{}\n", fmt::join(warnings, "\n")));
+}
+
+void repeat_notes(const fs::path& packed) {
+  if (!is_there(notes_of(packed).string())) return;
+  std::istringstream lines(read_text(notes_of(packed)));
+  for (std::string line; std::getline(lines, line);) log::warning("{}", line);
+}
+
 // Texts are packed once per content (path, size, time) and tokenizer, whatever run asks.
 std::string packed(const std::vector<std::string>& texts, const Tokenizer& tokenizer, const std::string& fallback) {
   Hash64 key;
@@ -71,14 +88,18 @@ std::string packed(const std::vector<std::string>& texts, const Tokenizer& token
   }
   const std::string cache = cache_folder(), name = fmt::format("{:016x}.tok", key.digest());
   for (const std::string& folder : {cache, fallback})
-    if (const fs::path file = fs::path(folder) / name; !folder.empty() && whole(file, called(texts))) return file.string();
+    if (const fs::path file = fs::path(folder) / name; !folder.empty() && whole(file, called(texts))) {
+      repeat_notes(file);
+      return file.string();
+    }
   std::error_code ec;
   if (!cache.empty()) fs::create_directories(cache, ec);
   const bool writable = !cache.empty() && ::access(cache.c_str(), W_OK | X_OK) == 0;
   const fs::path file = fs::path(writable ? cache : fallback) / name;
   log::info("packing {} into {} (tokenizer {}, {:016x})", fmt::join(texts, ", "), file.string(), tokenizer.kind(), tokenizer.fingerprint());
   const StopSignals stop("\nstopping\n");
-  pack(tokenizer, {.out = file.string(), .inputs = texts, .interrupted = [&] { return stop.received(); }});
+  const PackResult result = pack(tokenizer, {.out = file.string(), .inputs = texts, .interrupted = [&] { return stop.received(); }});
+  keep_notes(file, result.warnings);
   if (stop.received()) throw Interrupted(stop.received());
   return file.string();
 }
@@ -106,23 +127,34 @@ std::string why_none(const PackedFile& f) {
       f.path, maker_of(f.meta), f.meta.fingerprint);
 }
 
-// What the token files were packed with, for texts too; without token files, that of the checkpoint the run starts from, else bytes.
-void choose_by_files(const Inputs& in, const std::string& init, RunData& out) {
+// The folder of a tokenizer that the run has already: of its newest checkpoint where it goes on, else of the one it starts from; or "".
+fs::path tokenizer_of_run(const RunConfig& config) {
+  if (goes_on(config.run.resume))
+    for (const std::int64_t step : checkpoint_steps(config.run.dir))
+      if (const fs::path at = checkpoint_folder(config.run.dir, step); holds_tokenizer(at)) return at;
+  return !config.model.init.empty() && holds_tokenizer(config.model.init) ? config.model.init : "";
+}
+
+// What the token files were packed with, for texts too; without token files, that of the run, else bytes.
+void choose_by_files(const Inputs& in, const fs::path& own, RunData& out) {
   if (in.packed.empty()) {
-    out.tokenizer = !init.empty() && holds_tokenizer(init) ? load_tokenizer(init) : make_byte_tokenizer();
+    out.tokenizer = own.empty() ? make_byte_tokenizer() : load_tokenizer(own.string());
     return;
   }
   const PackedFile* speaks = spokesman(in);
   for (const PackedFile& f : in.packed)
     if (!out.tokenizer) out.tokenizer = find_tokenizer(f.path, f.meta).tokenizer;
-  if (out.tokenizer) return;
+  if (!out.tokenizer && speaks && !own.empty()) out.tokenizer = load_tokenizer(own.string());
+  if (out.tokenizer && (!speaks || out.tokenizer->fingerprint() == speaks->meta.fingerprint)) return;
+  out.tokenizer.reset();
   out.why_no_tokenizer = why_none(speaks ? *speaks : in.packed.back());
   check_usage(in.texts.empty(), "{} must be packed with the tokenizer of the token files, but {}", in.texts.empty() ? "" : in.texts.front(),
               out.why_no_tokenizer);
 }
 
-void choose_tokenizer(const DataSection& data, const std::string& init, const Inputs& in, RunData& out) {
-  if (data.tokenizer == "auto") return choose_by_files(in, init, out);
+void choose_tokenizer(const RunConfig& config, const Inputs& in, RunData& out) {
+  const DataSection& data = config.data;
+  if (data.tokenizer == "auto") return choose_by_files(in, tokenizer_of_run(config), out);
   check_usage(data.tokenizer == "bytes" || is_there(data.tokenizer),
               "data.tokenizer must be auto, bytes, a tokenizer file or a folder that holds one, got {}", data.tokenizer);
   out.tokenizer = load_tokenizer(data.tokenizer);
@@ -202,10 +234,9 @@ RunData choose_data(RunConfig& config) {
       for (const std::string& path : expand_globs({e.path})) check_usage(is_there(path), "{}: {} does not exist", key, path);
   const Inputs in = look_at(config.data);
   RunData out;
-  choose_tokenizer(config.data, config.model.init, in, out);
+  choose_tokenizer(config, in, out);
   const Tokenizer* t = out.tokenizer.get();
-  if (t && config.data.tokenizer == "auto" && (t->kind() == "bytes" || in.packed.empty()))
-    config.data.tokenizer = t->kind() == "bytes" ? "bytes" : config.model.init;
+  if (t && t->kind() == "bytes" && config.data.tokenizer == "auto") config.data.tokenizer = "bytes";
   settle_vocabulary(config.model, t, in);
   const PackedFile* speaks = spokesman(in);
   out.fingerprint = t ? t->fingerprint() : speaks ? speaks->meta.fingerprint : 0;

@@ -1,6 +1,7 @@
 #include "train/memory.h"
 
 #include "core/check.h"
+#include "core/log.h"
 #include "io/format.h"
 #include "machine/machine.h"
 #include "model/train_pass.h"
@@ -18,10 +19,8 @@ double activation_bytes(const RunConfig& c, std::int64_t rows) {
   return static_cast<double>(TrainPass::planned_bytes(c.model.config, *c.run.dtype, c.device, shape));
 }
 
-// As many sequences as half the machine's memory (nine tenths of a GPU's) holds beside weights and optimizer, in pieces of equal size.
-// From the total, not from what is free now: the same machine gives the same bits.
-std::int64_t auto_micro_batch(const RunConfig& c, double fixed) {
-  const double available = static_cast<double>(total_memory(c.device)) * (c.device.is_cuda() ? 0.9 : 0.5) - fixed;
+// As many sequences as have their activations in so much memory, in pieces of equal size.
+std::int64_t auto_micro_batch(const RunConfig& c, double available) {
   const auto rows = [&](std::int64_t pieces) { return (c.train.batch + pieces - 1) / pieces; };
   std::int64_t least = 1, most = c.train.batch;  // pieces; the most, rows of one, is taken whether it fits or not
   while (least < most) {
@@ -32,6 +31,17 @@ std::int64_t auto_micro_batch(const RunConfig& c, double fixed) {
       least = middle + 1;
   }
   return rows(least);
+}
+
+// Half the machine's memory (nine tenths of a GPU's) is for the run. From the total, not from what is free now: the same machine gives the
+// same bits, unless others leave too little of it.
+void settle_micro_batch(RunConfig& c, const MemoryPlan& least, const FreeMemory& free) {
+  const double usual = static_cast<double>(total_memory(c.device)) * (c.device.is_cuda() ? 0.9 : 0.5) - least.fixed();
+  c.train.micro_batch = auto_micro_batch(c, usual);
+  const double left = free.device - least.device() - (c.device.is_cuda() ? 0 : least.host);
+  if (free.device <= 0 || activation_bytes(c, c.train.micro_batch) <= left) return;
+  c.train.micro_batch = auto_micro_batch(c, left);
+  log::info("train.micro_batch: {}, for others use much of the memory: {} are free", c.train.micro_batch, human_bytes(free.device));
 }
 
 }  // namespace
@@ -81,7 +91,7 @@ void settle_memory(RunConfig& c) {
   // First without activations: a batch beyond all bounds is not worth a plan of them.
   const MemoryPlan least = plan_memory(c, 0);
   check_memory(c, least, free);
-  if (c.train.micro_batch == 0) c.train.micro_batch = auto_micro_batch(c, least.fixed());
+  if (c.train.micro_batch == 0) settle_micro_batch(c, least, free);
   check_memory(c, plan_memory(c, c.train.micro_batch), free);
 }
 

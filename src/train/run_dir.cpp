@@ -4,7 +4,9 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 
 #include "core/check.h"
@@ -22,6 +24,13 @@ fs::path first_missing(const fs::path& path) {
   std::error_code ignored;
   for (fs::path p = path; !p.empty() && !fs::exists(p, ignored); p = p.parent_path()) missing = p;
   return missing;
+}
+
+// What a run writes, but for what the next one may use again (tuning.json, packed data).
+bool is_history(const std::string& name) {
+  constexpr const char* kNames[] = {"resolved.yaml", "run.json", "metrics.jsonl", "log.txt", "report.html", "best"};
+  return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames) || name.starts_with("checkpoint-") ||
+         name.starts_with("events.out.tfevents.");
 }
 
 }  // namespace
@@ -68,7 +77,7 @@ fs::path RunDir::set_aside() {
   for (int n = 1; aside.empty() || fs::exists(aside); ++n) aside = path_ / fmt::format("{}{}", kEarlier, n);
   std::vector<fs::path> entries;
   for (const auto& entry : fs::directory_iterator(path_))
-    if (!entry.path().filename().string().starts_with(kEarlier)) entries.push_back(entry.path());
+    if (is_history(entry.path().filename().string())) entries.push_back(entry.path());
   fs::create_directory(aside);
   for (const fs::path& entry : entries) fs::rename(entry, aside / entry.filename());
   sync_to_disk(path_);
@@ -82,16 +91,26 @@ void RunDir::write_checkpoint(std::int64_t step, const std::function<void(const 
     fs::create_directory(beside);
     fill(beside);
     write_manifest(beside);
-    const fs::path old = take_out(step);  // one that did not verify, or that another attempt left
-    fs::rename(beside, target);
+    put_in_place(beside, step);
     sync_to_disk(path_);
-    fs::remove_all(old);
     kept_ = true;
   } catch (const std::exception& e) {
     std::error_code ignored;
     fs::remove_all(beside, ignored);
     throw Error(fmt::format("could not save {}: {} (earlier checkpoints are untouched)", target.string(), e.what()));
   }
+}
+
+// Where one is there already (that did not verify, or that an interrupt left), the two change places: at every moment one is there.
+void RunDir::put_in_place(const fs::path& beside, std::int64_t step) {
+  const fs::path target = checkpoint(step);
+  if (fs::exists(target) && ::renameat2(AT_FDCWD, beside.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) == 0) {
+    fs::remove_all(beside);
+    return;
+  }
+  const fs::path old = take_out(step);  // a file system that cannot exchange
+  fs::rename(beside, target);
+  fs::remove_all(old);
 }
 
 // Renamed before it is removed: a process killed half-way leaves no half checkpoint behind.

@@ -23,7 +23,7 @@ class RunDir {
   std::vector<std::int64_t> checkpoints() const { return checkpoint_steps(path_); }  // newest first
   fs::path checkpoint(std::int64_t step) const { return checkpoint_folder(path_, step); }
   void keep() { kept_ = true; }  // what is in it outlives this object; a checkpoint does so anyway
-  fs::path set_aside();          // moves everything into a new folder earlier-N of it, which is returned
+  fs::path set_aside();          // moves what a run writes into a new folder earlier-N of it, which is returned
 
   // Calls fill on an empty folder beside, lists sizes and checksums in its manifest.json, syncs everything and renames.
   // When anything fails, nothing is left and what was there before is untouched.
@@ -31,6 +31,7 @@ class RunDir {
   void remove_checkpoint(std::int64_t step);
 
  private:
+  void put_in_place(const fs::path& beside, std::int64_t step);
   fs::path take_out(std::int64_t step);  // a checkpoint that is there is renamed; where to, whether or not there was one
   void clear() const;
   fs::path path_, made_;  // made_: the topmost folder that was made for it

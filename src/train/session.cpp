@@ -23,7 +23,7 @@ constexpr const char* kResolved = "resolved.yaml";
 void check_init(const RunConfig& config) {
   if (config.model.init.empty()) return;
   // A run that goes on has weights of its own.
-  if (goes_on(config.run.resume) && fs::exists(fs::path(config.run.dir) / kResolved)) return;
+  if (goes_on(config.run.resume) && !checkpoint_steps(config.run.dir).empty()) return;
   if (weight_mismatches(config.model.init, config.model.config).empty()) return;
   RunConfig stored = config;
   stored.model.config = read_model_config(fs::path(config.model.init) / "config.json");
@@ -44,19 +44,26 @@ RunData check_config(RunConfig& config) {
   return data;
 }
 
-// What run.resume makes of the directory: refused, put aside, or the checkpoint to go on from. From here on messages go to its log, too.
-std::optional<Found> enter(RunSection& run, RunDir& dir) {
+// What run.resume makes of the directory: refused, or the checkpoint to go on from. From here on messages go to its log, too.
+std::optional<Found> enter(const RunSection& run, const RunDir& dir) {
   const std::string path = dir.path().string();
   check_usage(run.resume != Resume::never || !dir.holds_run(),
               "{} already holds a run; resume=auto goes on with it, resume=restart puts it aside, another run.dir starts a new one", path);
-  const fs::path aside = run.resume == Resume::restart && dir.holds_run() ? dir.set_aside() : "";
   log::open_file((dir.path() / "log.txt").string());
-  if (!aside.empty()) log::info("starting afresh; what {} held is in {}", path, aside.string());
   std::optional<Found> found;
   if (goes_on(run.resume)) found = find_checkpoint(dir);
   check_usage(found || run.resume != Resume::must, "resume=must, but {} holds no checkpoint", path);
-  if (run.resume == Resume::restart) run.resume = Resume::never;  // once: resolved.yaml, given back, puts nothing aside
   return found;
+}
+
+// resume=restart, once everything else is known to work.
+void restart(RunSection& run, RunDir& dir) {
+  run.resume = Resume::never;  // once: resolved.yaml, given back, puts nothing aside
+  if (!dir.holds_run()) return;
+  log::close_file();
+  const fs::path aside = dir.set_aside();
+  log::open_file((dir.path() / "log.txt").string());
+  log::info("starting afresh; what {} held is in {}", dir.path().string(), aside.string());
 }
 
 // What auto meant when the run began, so that a resumed run computes the same bits.
@@ -206,6 +213,7 @@ std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
                 found->dir.string(), s.config.train.steps);
   }
   warm_up(s);
+  if (s.config.run.resume == Resume::restart) restart(s.config.run, *s.dir);
   replace_synced(s.dir->path() / kResolved, write_yaml(resolved_tree(s.config)));
   write_run_json(s, found.has_value());
   s.metrics = std::make_unique<Metrics>(s.dir->path(), s.progress);

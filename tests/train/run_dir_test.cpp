@@ -294,7 +294,12 @@ TEST(Resume, NeverWritesOverAHistory) {
   EXPECT_EQ(everything_in(run), damaged);
   says(read_text(run / "log.txt"), "passing over " + (run / "checkpoint-12").string());
 
+  // Put aside only once the new run is known to start, and nothing but what a run writes.
+  write_synced(run / "mine.txt", "x");
+  says(error_of(a + Words{"resume=restart", "data.seq_len=1M"}), "needs");
+  EXPECT_EQ(everything_in(run), damaged + "mine.txt\nx");
   EXPECT_EQ(train(a + Words{"resume=restart"}).step, 12);
+  EXPECT_TRUE(fs::exists(run / "mine.txt"));
   EXPECT_EQ(everything_in(run / "earlier-1"), cut_short);
   EXPECT_EQ(metrics_of(run / "earlier-2").back()["step"], 12);
   says(read_text(run / "resolved.yaml"), "resume: never");  // given back, it must not put this run aside too

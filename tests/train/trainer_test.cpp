@@ -301,7 +301,15 @@ TEST(Data, TokenFilesBringTheirTokenizer) {
               "threads=1"};
   train(on);
   EXPECT_EQ(fingerprint("e"), bpe->fingerprint());
-  says(read_text(tmp.path / "e" / "resolved.yaml"), "tokenizer: " + tmp / "a/checkpoint-1");
+  // Nor does it need that checkpoint, or the tokenizer beside a token file, to go on: its own hold the tokenizer.
+  fs::remove_all(tmp.path / "a");
+  fs::remove_all(tmp.path / "cache");
+  for (const auto& e : fs::directory_iterator(tmp.path / "d"))
+    if (e.is_directory()) fs::remove_all(e.path());
+  train(on + Words{"resume=auto", "train.steps=2"});
+  train(words + Words{"data.train=" + tmp / "d/a.tok", "data.valid=null", "run.dir=" + tmp / "b", "resume=auto", "train.steps=2"});
+  for (const char* run : {"e", "b"})
+    EXPECT_EQ(load_tokenizer((tmp.path / run / "checkpoint-2").string())->fingerprint(), bpe->fingerprint()) << run;
   unsetenv("BHYT_CACHE");
 }
 
