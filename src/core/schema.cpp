@@ -40,8 +40,13 @@ std::string closest(const std::string& word, const std::vector<std::string>& kno
   };
   first([&](const std::string& k) { return k.find(word) != std::string::npos || (k.size() > 2 && word.find(k) != std::string::npos); });
   first([&](const std::string& k) { return abbreviates(word, k); });
-  for (std::size_t distance = 1; best.empty() && !known.empty() && distance < 100; ++distance)
-    first([&](const std::string& k) { return edit_distance(word, k) == distance; });
+  std::size_t least = 100;  // a word that is nothing like a key is near none
+  if (best.empty() && word.size() < least)
+    for (const auto& k : known)
+      if (const std::size_t d = edit_distance(word, k); d < least) {
+        least = d;
+        best = k;
+      }
   return best;
 }
 
@@ -51,6 +56,7 @@ std::string bound(double b) { return fmt::format("{}", b); }
 
 std::string nearest(const std::string& word, const std::vector<std::string>& known) {
   std::string best;
+  if (word.size() > 200) return best;
   std::size_t distance = std::max<std::size_t>(word.size() < 3 ? 1 : 2, word.size() / 3) + 1;
   for (const auto& k : known)
     if (const std::size_t d = edit_distance(word, k); d < distance) {
