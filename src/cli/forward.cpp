@@ -131,6 +131,8 @@ int cmd_forward(const Args& args) {
   parse(app, args);
   const Placement where = take_placement(words);
   const std::filesystem::path to = output_path(out);  // before the work
+  std::error_code ignored;
+  check_usage(!std::filesystem::equivalent(to, tokens, ignored), "--out {} is the file that --tokens names; give it another name", out);
   if (to.has_parent_path()) std::filesystem::create_directories(to.parent_path());
   run_forward(model.find(), tokens, to.string(), grads, where);
   return 0;

@@ -35,7 +35,9 @@ std::string read_prompt(const CLI::App& app, const Options& o) {
   if (app.count("--prompt")) return o.prompt;
   if (!app.count("--prompt-file")) return read_all(std::cin);
   std::ifstream in(o.prompt_file, std::ios::binary);
-  check(in.good(), "cannot read {}", o.prompt_file);
+  std::error_code ignored;
+  check(in.good() && !std::filesystem::is_directory(o.prompt_file, ignored), "cannot read {}: expected a file with the text to continue",
+        o.prompt_file);
   return read_all(in);
 }
 
@@ -68,6 +70,7 @@ std::unique_ptr<Tokenizer> open_tokenizer(const Options& o, std::int64_t vocab) 
   };
   check(ids <= vocab && (vocab <= ids + padding || trusted()), "the tokenizer {} has {} ids, the model {}: they do not belong together",
         o.tokenizer.empty() ? "of " + o.checkpoint : o.tokenizer, ids, vocab);
+  if (own && !trusted()) log::warning("{} is not the tokenizer that {} was trained with", o.tokenizer, o.checkpoint);
   return tokenizer;
 }
 

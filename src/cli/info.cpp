@@ -175,8 +175,10 @@ Json describe_safetensors(const fs::path& file) {
 
 // Every checkpoint of a run, each with what is wrong with it.
 void verify_run(const fs::path& dir, std::vector<std::string>& problems) {
-  for (const std::int64_t step : checkpoint_steps(dir)) {
-    const fs::path at = checkpoint_folder(dir, step);
+  std::vector<fs::path> all;
+  for (const std::int64_t step : checkpoint_steps(dir)) all.push_back(checkpoint_folder(dir, step));
+  if (fs::is_directory(dir / "best")) all.push_back(dir / "best");
+  for (const fs::path& at : all) {
     std::vector<std::string> wrong;
     try {
       if (fs::exists(at / kManifest))

@@ -71,19 +71,24 @@ void require_checkpoint(const fs::path& dir) {
 }
 
 fs::path named_checkpoint(const fs::path& named, Verify verify) {
-  const bool run = !is_checkpoint(named) && !checkpoint_steps(named).empty();
-  if (run && !is_checkpoint(named / "best")) {
+  const auto wrong_with = [&](const fs::path& dir) { return verify == Verify::yes ? damage(dir) : ""; };
+  if (!is_checkpoint(named) && !checkpoint_steps(named).empty()) {
+    const fs::path best = named / "best";
+    const std::string wrong = is_checkpoint(best) ? wrong_with(best) : "";
+    if (is_checkpoint(best) && wrong.empty()) {
+      log::info("{}: taking its best checkpoint, {}", named.string(), fs::canonical(best).filename().string());
+      return best;
+    }
+    if (!wrong.empty()) log::warning("passing over {}: {}", best.string(), wrong);
     const fs::path newest = newest_of_run(named, verify);
     log::info("{}: taking its newest checkpoint, {}", named.string(), newest.filename().string());
     return newest;
   }
-  const fs::path dir = run ? named / "best" : named;
-  if (run) log::info("{}: taking its best checkpoint, {}", named.string(), fs::canonical(dir).filename().string());
-  require_checkpoint(dir);
-  const std::string wrong = verify == Verify::yes ? damage(dir) : "";
-  check(wrong.empty(), "{}: {}. --no-verify takes it all the same; after a change that was meant, remove its {}", dir.string(), wrong,
+  require_checkpoint(named);
+  const std::string wrong = wrong_with(named);
+  check(wrong.empty(), "{}: {}. --no-verify takes it all the same; after a change that was meant, remove its {}", named.string(), wrong,
         kManifest);
-  return dir;
+  return named;
 }
 
 WeightFiles::WeightFiles(const fs::path& where) : where_(where) {

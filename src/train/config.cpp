@@ -282,9 +282,14 @@ Json training_tree(const std::string& file, const std::vector<std::string>& over
     return found != words.end() && found->is_object() && found->contains(key) ? &found->at(key) : nullptr;
   };
   const fs::path run = given("run", "dir") ? schema::Reader::as_text("run.dir", *given("run", "dir")) : RunSection().dir;
-  if (!file.empty() || given("data", "train") || !fs::is_regular_file(run / kResolved, ignored)) return words;
-  check_usage(given("run", "resume") && *given("run", "resume") != "never",
-              "{} already holds a run; resume=auto goes on with it, resume=restart puts it aside and trains it again", run.string());
+  if (!file.empty() || given("data", "train")) return words;
+  const bool goes_on = given("run", "resume") && *given("run", "resume") != "never";
+  const bool there = fs::is_regular_file(run / kResolved, ignored);
+  check_usage(there || !goes_on, "{} holds no run to go on with (no {} there){}", run.string(), kResolved,
+              is_checkpoint(run) ? fmt::format("; it is a checkpoint: run.dir={} is its run", run.parent_path().string()) : "");
+  if (!there) return words;
+  check_usage(goes_on, "{} already holds a run; resume=auto goes on with it, resume=restart puts it aside and trains it again",
+              run.string());
   check_usage(!given("model", "preset"), "model.preset cannot change in a run that goes on; {} says what it is made of",
               (run / kResolved).string());
   return config_tree((run / kResolved).string(), overrides);

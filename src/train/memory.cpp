@@ -19,13 +19,21 @@ double activation_bytes(const RunConfig& c, std::int64_t rows) {
   return static_cast<double>(TrainPass::planned_bytes(c.model.config, *c.run.dtype, c.device, shape));
 }
 
+// Whether a CPU is done with a micro-batch in some seconds: a larger one is no faster there, and a run is only heard from, and stopped,
+// between them.
+bool quick_enough(const RunConfig& c, std::int64_t rows) {
+  constexpr double kMostTokens = 1 << 16, kMostFlops = 1e12;
+  const double tokens = static_cast<double>(rows) * static_cast<double>(c.data.seq_len);
+  return c.device.is_cuda() || (tokens <= kMostTokens && tokens * flops_per_token(c.model.config, c.data.seq_len) <= kMostFlops);
+}
+
 // As many sequences as have their activations in so much memory, in pieces of equal size.
 std::int64_t auto_micro_batch(const RunConfig& c, double available) {
   const auto rows = [&](std::int64_t pieces) { return (c.train.batch + pieces - 1) / pieces; };
   std::int64_t least = 1, most = c.train.batch;  // pieces; the most, rows of one, is taken whether it fits or not
   while (least < most) {
     const std::int64_t middle = least + (most - least) / 2;
-    if (activation_bytes(c, rows(middle)) <= available)
+    if (quick_enough(c, rows(middle)) && activation_bytes(c, rows(middle)) <= available)
       most = middle;
     else
       least = middle + 1;

@@ -97,6 +97,11 @@ TEST_F(RunNames, ADamagedCheckpointIsRefusedByAllThatRead) {
     const Outcome all_the_same = bhyt(words);
     EXPECT_EQ(all_the_same.code, 0) << words[0] << ": " << all_the_same.err;
   }
+  Words itself = readers(at("run/checkpoint-8"))[2];
+  itself.back() = at("tokens.safetensors");
+  const Outcome refused = bhyt(itself);
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_NE(refused.err.find("is the file that --tokens names"), std::string::npos) << refused.err;
   // The optimizer's state is not what a model is read from.
   damage("run/checkpoint-8/optimizer.safetensors");
   EXPECT_EQ(bhyt(readers(at("run/checkpoint-8"))[0]).code, 0);
@@ -111,6 +116,11 @@ TEST_F(RunNames, InfoVerifiesEveryCheckpoint) {
   const Outcome out = bhyt({"info", at("run"), "--verify", "--json"});
   EXPECT_EQ(out.code, 1);
   const std::string problems = Json::parse(out.out)["integrity"].dump();
+  fs::copy(at("run/checkpoint-4"), at("run/best"));
+  EXPECT_NE(bhyt({"info", at("run"), "--verify"}).out.find("best: model.safetensors is damaged"), std::string::npos);
+  const Outcome newest = bhyt({"convert", at("run"), "--out", at("from_newest")});
+  EXPECT_NE(newest.err.find("passing over " + at("run/best")), std::string::npos) << newest.err;
+  EXPECT_NE(newest.err.find("taking its newest checkpoint, checkpoint-8"), std::string::npos) << newest.err;
   for (const char* what :
        {"checkpoint-4: model.safetensors is damaged", "checkpoint-8: optimizer.safetensors is missing", "checkpoint-12: "})
     EXPECT_NE(problems.find(what), std::string::npos) << what << " in " << problems;
@@ -131,12 +141,13 @@ TEST_F(RunNames, ARunGoesOnByItsOwnConfig) {
   EXPECT_EQ(longer.code, 0) << longer.err;
   EXPECT_TRUE(fs::exists(at("run/checkpoint-13")));
 
-  for (const auto& [words, message] :
-       std::vector<std::pair<Words, std::string>>{{{run}, "already holds a run; resume=auto goes on with it"},
-                                                  {{run, "resume=auto", "model.preset=tiny"}, "model.preset cannot change"},
-                                                  {{run, "resume=auto", "model.d=32"}, "model.d was 16, now is 32"},
-                                                  {{at("run")}, "is a folder; run.dir=" + at("run") + " resume=auto goes on"},
-                                                  {{"run.dir=" + at("nothing"), "resume=auto"}, "data.train must name what to train on"}}) {
+  for (const auto& [words, message] : std::vector<std::pair<Words, std::string>>{
+           {{run}, "already holds a run; resume=auto goes on with it"},
+           {{run, "resume=auto", "model.preset=tiny"}, "model.preset cannot change"},
+           {{run, "resume=auto", "model.d=32"}, "model.d was 16, now is 32"},
+           {{at("run")}, "is a folder; run.dir=" + at("run") + " resume=auto goes on"},
+           {{"run.dir=" + at("nothing"), "resume=auto"}, "holds no run to go on with (no resolved.yaml there)"},
+           {{"run.dir=" + at("run/checkpoint-8"), "resume=auto"}, "it is a checkpoint: run.dir=" + at("run") + " is its run"}}) {
     const Outcome out = pretrain(words);
     EXPECT_EQ(out.code, 2) << out.err;
     EXPECT_NE(out.err.find(message), std::string::npos) << message << " in " << out.err;
