@@ -1,5 +1,6 @@
 #include "data/kept_tokenizer.h"
 
+#include <fmt/format.h>
 #include <stdlib.h>
 
 #include <nlohmann/json.hpp>

@@ -1,5 +1,7 @@
 #include "data/text_check.h"
 
+#include <fmt/format.h>
+
 #include <random>
 
 #include "data/pack.h"
