@@ -88,7 +88,8 @@ TEST_F(GenerateText, StopsAtTheIdsThatTheCheckpointNames) {
 
 TEST_F(GenerateText, WithoutATokenizerSaysWhatNamesOne) {
   fs::copy(checkpoint(), at("bare"));
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "manifest.json"}) fs::remove(at("bare/") + name);
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "manifest.json"})
+    fs::remove(at("bare/") + name);
   const Words words{"generate", "--model", at("bare"), "--prompt", "mary had", "device=cpu", "threads=1"};
   const Outcome none = bhyt(words);
   EXPECT_EQ(none.code, 2);
