@@ -92,7 +92,7 @@ void Loader::Impl::open() {
     rows += part.rows;
     vocab = std::max(vocab, info.meta.vocab);
     check(fingerprint == 0 || info.meta.fingerprint == 0 || fingerprint == info.meta.fingerprint,
-          "{} was packed with another tokenizer than {}", name, parts.front().file.name());
+          "{} was packed with another tokenizer than {}", name, parts.empty() ? std::string() : std::string(parts.front().file.name()));
     if (fingerprint == 0) fingerprint = info.meta.fingerprint;
     parts.push_back(std::move(part));
   }
