@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 
+#include <numeric>
+
 #include "bench/measure.h"
 #include "core/profile.h"
 #include "core/rng.h"
@@ -119,17 +121,23 @@ class Step {
 // One sequence, fed piece by piece, its logits brought to the host.
 struct Decoder {
   Context& ctx;
-  KvCache cache;
+  KvPages memory;
   DecodePass pass;
+  std::vector<std::int32_t> pages;
+  std::int64_t past = 0;
   std::vector<float> logits;
   Decoder(const Settings& s, const Model& model, std::int64_t capacity)
       : ctx(s.ctx),
-        cache(ctx, model, 1, capacity),
-        pass(ctx, model, cache, s.seq),
-        logits(static_cast<std::size_t>(model.config().vocab)) {}
+        memory(ctx, model, KvPages::pages_for(capacity)),
+        pass(ctx, model, memory, {.tokens = s.seq, .sequences = 1, .length = capacity}),
+        pages(static_cast<std::size_t>(memory.count())),
+        logits(static_cast<std::size_t>(model.config().vocab)) {
+    std::iota(pages.begin(), pages.end(), 0);
+  }
   void feed(std::span<const std::int32_t> tokens) {
-    const DecodePass::Piece piece{.sequence = 0, .tokens = tokens};
-    to_host(ctx, pass.run({&piece, 1}), logits.data());
+    const DecodePass::Piece piece{.tokens = tokens, .past = past, .pages = pages};
+    to_host(ctx, pass.run({&piece, 1}).logits, logits.data());
+    past += std::ssize(tokens);
   }
 };
 
@@ -176,7 +184,7 @@ std::vector<Result> bench_prompt(const Settings& s) {
   Decoder decoder(s, *model, s.seq);
   const Products alone(s, s.seq, 1, false);
   const auto prompt = [&] {
-    decoder.cache.forget(0);
+    decoder.past = 0;
     decoder.feed(ids);
   };
   const std::vector<double> t = take_turns(s.ctx, {prompt, [&] { alone.run(); }}, s.reps);

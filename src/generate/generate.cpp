@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 
 #include "core/check.h"
 #include "core/log.h"
@@ -42,13 +43,18 @@ Generated generate(Context& ctx, const Model& model, const std::vector<std::int3
   Sampler sampler(options.sampler);
   const auto length = static_cast<std::int64_t>(prompt.size());
   warn_if_beyond(model.config(), length, length);
-  KvCache cache(ctx, model, 1, length + options.max_tokens);
-  DecodePass pass(ctx, model, cache, std::min(kPromptPiece, length));
+  const std::int64_t most = length + options.max_tokens;
+  KvPages memory(ctx, model, KvPages::pages_for(most));
+  std::vector<std::int32_t> pages(static_cast<std::size_t>(memory.count()));
+  std::iota(pages.begin(), pages.end(), 0);
+  DecodePass pass(ctx, model, memory, {.tokens = std::min(kPromptPiece, length), .sequences = 1, .length = most});
+  std::int64_t past = 0;
   std::vector<float> logits(static_cast<std::size_t>(vocab));
   const auto decode = [&](std::span<const std::int32_t> tokens) {
     const Settled settled(ctx, out.ids.size() > 2);  // one token at a time: everything is there
-    const DecodePass::Piece piece{.sequence = 0, .tokens = tokens};
-    to_host(ctx, pass.run({&piece, 1}), logits.data());
+    const DecodePass::Piece piece{.tokens = tokens, .past = past, .pages = pages};
+    to_host(ctx, pass.run({&piece, 1}).logits, logits.data());
+    past += std::ssize(tokens);
   };
   const double start = now();
   for (std::int64_t at = 0; at < length; at += kPromptPiece)

@@ -3,99 +3,173 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "ops/cross_entropy/cross_entropy.h"
 #include "ops/gemm/gemm.h"
 #include "ops/rope/rope.h"
 
 namespace bhyt {
 
-DecodePass::DecodePass(Context& ctx, const Model& model, KvCache& cache, std::int64_t tokens)
+// What one call brings, on the device. wanted: the rows whose logits are asked for, then those that are scored.
+struct DecodePass::Inputs {
+  std::int64_t rows = 0, logits = 0, scored = 0;
+  Tensor tokens, wanted, targets;
+  PagedRows at;
+};
+
+namespace {
+
+constexpr std::int64_t kArrays = 6;  // int32 [tokens] each: tokens, positions, sequences, targets; wanted has two
+
+std::int64_t checked(const DecodePass::Limits& l) {
+  check(l.tokens > 0 && l.sequences > 0 && l.length > 0,
+        "[generate] expected room for at least one token of one sequence, got {} tokens, {} sequences of {}", l.tokens, l.sequences,
+        l.length);
+  return l.tokens;
+}
+
+AttentionShape heads_of(const ModelConfig& c) { return {.heads = c.heads, .kv_heads = c.kv_heads, .head_dim = c.head_dim}; }
+
+}  // namespace
+
+DecodePass::DecodePass(Context& ctx, const Model& model, KvPages& pages, const Limits& limits)
     : ctx_(ctx),
       model_(model),
-      cache_(cache),
-      most_(tokens),
-      act_(ctx, model, {.batch = 1, .seq = tokens}),
-      rope_(rope_table(ctx, cache.capacity(), model.config().head_dim, model.config().rope_theta, model.config().rope_scaling)),
-      input_(ctx, static_cast<std::size_t>(2 * tokens) * sizeof(std::int32_t)),
-      rows_(ctx, model.type(), {cache.sequences(), model.config().d}),
-      logits_(ctx, DType::f32, {cache.sequences(), model.config().vocab}) {
-  const ModelConfig& c = model.config();
-  reserve_attention_cached(ctx, tokens, cache.capacity(), {.heads = c.heads, .kv_heads = c.kv_heads, .head_dim = c.head_dim});
+      pages_(pages),
+      limits_(limits),
+      table_width_(KvPages::pages_for(limits.length)),
+      act_(ctx, model, {.batch = 1, .seq = checked(limits)}),
+      rope_(rope_table(ctx, limits.length, model.config().head_dim, model.config().rope_theta, model.config().rope_scaling)),
+      input_(ctx, static_cast<std::size_t>(kArrays * limits.tokens + limits.sequences * table_width_) * sizeof(std::int32_t)),
+      rows_(ctx, model.type(), {limits.sequences + limits.tokens, model.config().d}),
+      logits_(ctx, DType::f32, {limits.sequences, model.config().vocab}),
+      losses_(ctx, DType::f32, {limits.tokens}),
+      greedy_(ctx, DType::i32, {limits.tokens}) {
+  reserve_attention_paged(ctx, limits.tokens, limits.length, heads_of(model.config()));
 }
 
-// Tokens and positions to the device.
-void DecodePass::put(std::span<const Piece> pieces) {
-  auto* tokens = static_cast<std::int32_t*>(input_.host_side());
-  std::int64_t n = 0;
-  std::vector<bool> seen(static_cast<std::size_t>(cache_.sequences()));
-  check(!pieces.empty(), "[generate] expected tokens of at least one sequence, got none");
-  for (const Piece& p : pieces) {
-    n += std::ssize(p.tokens);
-    if (p.sequence < 0 || p.sequence >= cache_.sequences()) continue;  // said below
-    check(!seen[static_cast<std::size_t>(p.sequence)], "[generate] expected a sequence once in a call, got {} twice", p.sequence);
-    seen[static_cast<std::size_t>(p.sequence)] = true;
+namespace {
+
+// What can be said of a piece before anything is written.
+void check_piece(const DecodePass::Piece& p, std::int64_t i, const DecodePass::Limits& limits, std::int64_t pages) {
+  check(!p.tokens.empty(), "[generate] expected at least one token of every piece, got none of piece {}", i);
+  const std::int64_t end = p.past + std::ssize(p.tokens);
+  check(p.past >= 0 && end <= limits.length, "[generate] expected a sequence of at most {} tokens, got {}", limits.length, end);
+  check(std::ssize(p.pages) >= KvPages::pages_for(end), "[generate] expected {} pages for {} tokens, got {}", KvPages::pages_for(end), end,
+        p.pages.size());
+  for (const std::int32_t page : p.pages) check(page >= 0 && page < pages, "[generate] expected pages below {}, got {}", pages, page);
+  check(p.targets.empty() || p.targets.size() == p.tokens.size(), "[generate] expected a target for each of {} tokens, got {}",
+        p.tokens.size(), p.targets.size());
+}
+
+}  // namespace
+
+// Everything that a call brings in one copy to the device.
+DecodePass::Inputs DecodePass::put(std::span<const Piece> pieces) {
+  check(!pieces.empty() && std::ssize(pieces) <= limits_.sequences, "[generate] expected tokens of 1 to {} sequences, got {}",
+        limits_.sequences, pieces.size());
+  Inputs in;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    check_piece(pieces[i], static_cast<std::int64_t>(i), limits_, pages_.count());
+    in.rows += std::ssize(pieces[i].tokens);
+    in.logits += pieces[i].logits;
+    in.scored += std::count_if(pieces[i].targets.begin(), pieces[i].targets.end(), [](std::int32_t t) { return t >= 0; });
   }
-  check(n <= most_, "[generate] expected at most {} tokens at a time, got {}", most_, n);
-  std::int32_t* positions = tokens + n;
-  for (const Piece& p : pieces) {
-    check(p.sequence >= 0 && p.sequence < cache_.sequences() && !p.tokens.empty(),
-          "[generate] expected tokens for a sequence below {}, got {} for sequence {}", cache_.sequences(), p.tokens.size(), p.sequence);
-    std::int64_t at = cache_.length(p.sequence);
-    check(at + std::ssize(p.tokens) <= cache_.capacity(), "[generate] expected at most {} tokens, got {}", cache_.capacity(),
-          at + std::ssize(p.tokens));
+  check(in.rows <= limits_.tokens, "[generate] expected at most {} tokens at a time, got {}", limits_.tokens, in.rows);
+  const std::int64_t n = in.rows, head_rows = in.logits + in.scored;
+  auto* const host = static_cast<std::int32_t*>(input_.host_side());
+  std::int32_t *tokens = host, *positions = host + n, *sequences = host + 2 * n, *targets = host + 3 * n, *wanted = targets + in.scored,
+               *scored = wanted + in.logits, *table = wanted + head_rows;
+  const std::int64_t count = table - host + std::ssize(pieces) * table_width_;
+  where_.clear();
+  std::int32_t row = 0;
+  for (std::size_t i = 0; i < pieces.size(); ++i, table += table_width_) {
+    const Piece& p = pieces[i];
+    where_.push_back({.row = row, .rows = std::ssize(p.tokens), .past = p.past, .sequence = static_cast<std::int64_t>(i)});
     tokens = std::copy(p.tokens.begin(), p.tokens.end(), tokens);
-    for (std::size_t i = 0; i < p.tokens.size(); ++i) *positions++ = static_cast<std::int32_t>(at++);
+    for (std::size_t k = 0; k < p.tokens.size(); ++k, ++row) {
+      *positions++ = static_cast<std::int32_t>(p.past + static_cast<std::int64_t>(k));
+      *sequences++ = static_cast<std::int32_t>(i);
+      if (p.targets.empty() || p.targets[k] < 0) continue;
+      *targets++ = p.targets[k];
+      *scored++ = row;
+    }
+    if (p.logits) *wanted++ = row - 1;
+    std::copy_n(p.pages.begin(), std::min<std::int64_t>(std::ssize(p.pages), table_width_), table);
   }
   input_.release();
-  input_.send(static_cast<std::size_t>(2 * n) * sizeof(std::int32_t));
+  input_.send(static_cast<std::size_t>(count) * sizeof(std::int32_t));
   input_.receive();
   act_.fit(1, n);
+  auto* at = static_cast<std::int32_t*>(input_.device_side());
+  const auto ints = [&](std::int64_t rows, std::int64_t cols) {
+    const Tensor t(at, DType::i32, ctx_.device(), {rows, cols});
+    at += rows * cols;
+    return t;
+  };
+  in.tokens = ints(1, n);
+  in.at.positions = ints(1, n);
+  in.at.sequences = ints(1, n);
+  in.targets = ints(1, in.scored);
+  in.wanted = ints(1, head_rows);
+  in.at.table = ints(std::ssize(pieces), table_width_);
+  in.at.pieces = where_;
+  return in;
 }
 
-// New keys and values go to their sequences' pages, and every sequence's queries look at its own.
-void DecodePass::attend(std::size_t layer, std::span<const Piece> pieces, const Kept& keep) {
+void DecodePass::blocks(const Inputs& in) {
   const ModelConfig& c = model_.config();
   const std::int64_t q = c.q_width(), kv = c.kv_width();
-  std::int64_t row = 0;
-  for (const Piece& p : pieces) {
-    const std::int64_t n = std::ssize(p.tokens), past = cache_.length(p.sequence);
-    const Tensor page = cache_.page(static_cast<std::int64_t>(layer), p.sequence), own = keep.qkv.row_slice(row, n);
-    copy_rows(ctx_, own.col_slice(q, 2 * kv), page.row_slice(past, n));
-    const Tensor so_far = page.row_slice(0, past + n);
-    attention_cached(ctx_, own.col_slice(0, q), so_far.col_slice(0, kv), so_far.col_slice(kv, kv), keep.att.row_slice(row, n), past,
-                     {.batch = 1, .seq = n, .heads = c.heads, .kv_heads = c.kv_heads, .head_dim = c.head_dim});
-    row += n;
-  }
-}
-
-Tensor DecodePass::run(std::span<const Piece> pieces) {
-  put(pieces);
-  const std::int64_t n = act_.tokens;
-  auto* ids = static_cast<std::int32_t*>(input_.device_side());
-  const Tensor tokens(ids, DType::i32, ctx_.device(), {1, n});
-  const Positions at{.batch = 1, .seq = n, .table = rope_, .positions = Tensor(ids + n, DType::i32, ctx_.device(), {1, n}), .first = {}};
-  embedding(ctx_, tokens, model_.weights().embedding, act_.kept[0].x, model_.embedding_scale());
+  const Positions at{.batch = 1, .seq = in.rows, .table = rope_, .positions = in.at.positions, .first = {}};
+  if (feed) take_fed(ctx_, in.tokens, feed);
+  embedding(ctx_, in.tokens, model_.weights().embedding, act_.kept[0].x, model_.embedding_scale());
   observers.show(ctx_, Point::embedding, 0, act_.kept[0].x);
   Stream stream{act_.kept[0].x, {}};
   for (std::size_t l = 0; l < act_.kept.size(); ++l) {
     const Block& block = model_.blocks()[l];
-    block.before_attention(ctx_, stream, act_.kept[l], at, observers);
-    attend(l, pieces, act_.kept[l]);
-    block.after_attention(ctx_, stream, act_.kept[l], act_.scratch, 0, observers);
+    const Kept& keep = act_.kept[l];
+    const Tensor pages = pages_.layer(static_cast<std::int64_t>(l));
+    block.before_attention(ctx_, stream, keep, at, observers);
+    write_pages(ctx_, keep.qkv.col_slice(q, 2 * kv), pages, in.at);
+    attention_paged(ctx_, keep.qkv.col_slice(0, q), pages, keep.att, in.at, heads_of(c));
+    block.after_attention(ctx_, stream, keep, act_.scratch, 0, observers);
   }
-  const std::int64_t behind = model_.config().layers + 1;
   norm(ctx_, model_.last(), {.x = stream.x, .add = stream.pending, .sum = act_.last, .z = act_.z, .stats = act_.last_stats});
-  observers.show(ctx_, Point::block_output, behind - 1, act_.last);
-  observers.show(ctx_, Point::last, behind, act_.z);
-  std::int64_t row = 0, i = 0;
-  for (const Piece& p : pieces) {
-    row += std::ssize(p.tokens);
-    copy_rows(ctx_, act_.z.row_slice(row - 1, 1), rows_.t.row_slice(i++, 1));
-    cache_.grow(p.sequence, std::ssize(p.tokens));
+  observers.show(ctx_, Point::block_output, c.layers, act_.last);
+  observers.show(ctx_, Point::last, c.layers + 1, act_.z);
+}
+
+// Logits and losses of the rows that are asked for; the others never reach the head.
+DecodePass::Result DecodePass::heads(const Inputs& in) {
+  Result out;
+  const Tensor& head = model_.weights().head;
+  const Tensor rows = rows_.t.row_slice(0, in.logits + in.scored);
+  if (rows.rows() > 0) embedding(ctx_, in.wanted, act_.z, rows);
+  out.logits = logits_.t.row_slice(0, in.logits);
+  if (in.logits > 0) {
+    gemm(ctx_, rows.row_slice(0, in.logits), head, out.logits, {.trans_b = true});
+    observers.show(ctx_, Point::logits, model_.config().layers + 1, out.logits);
   }
-  const Tensor out = logits_.t.row_slice(0, i);
-  gemm(ctx_, rows_.t.row_slice(0, i), model_.weights().head, out, {.trans_b = true});
-  observers.show(ctx_, Point::logits, behind, out);
+  out.losses = Tensor(losses_.t.data, DType::f32, ctx_.device(), {in.scored});
+  out.greedy = Tensor(greedy_.t.data, DType::i32, ctx_.device(), {in.scored});
+  if (in.scored > 0)
+    cross_entropy(ctx_, {.x = rows.row_slice(in.logits, in.scored),
+                         .w = head,
+                         .targets = in.targets,
+                         .weights = {},
+                         .scale = 1,
+                         .loss = {},
+                         .losses = out.losses,
+                         .greedy = out.greedy,
+                         .dx = {},
+                         .dw = {},
+                         .workspace = act_.workspace});
   return out;
+}
+
+DecodePass::Result DecodePass::run(std::span<const Piece> pieces) {
+  const Inputs in = put(pieces);
+  blocks(in);
+  return heads(in);
 }
 
 }  // namespace bhyt

@@ -1,42 +1,59 @@
-// Continuing sequences: the tokens of several at once, each behind what its cache holds.
+// Continuing sequences: the tokens of several at once, each behind what its pages hold.
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "core/mirror.h"
 #include "model/activations.h"
-#include "model/kv_cache.h"
+#include "model/kv_pages.h"
 
 namespace bhyt {
 
 class DecodePass {
  public:
-  // tokens: the most that one call brings, over all its sequences.
-  DecodePass(Context& ctx, const Model& model, KvCache& cache, std::int64_t tokens);
+  // The most of one call (tokens over all its sequences, and sequences), and the longest sequence.
+  struct Limits {
+    std::int64_t tokens = 1, sequences = 1, length = 1;
+  };
+  DecodePass(Context& ctx, const Model& model, KvPages& pages, const Limits& limits);
   DecodePass(const DecodePass&) = delete;
   DecodePass& operator=(const DecodePass&) = delete;
 
+  // Tokens that follow `past` others of one sequence, whose keys and values its pages already hold; the new ones go behind them.
   struct Piece {
-    std::int64_t sequence = 0;
-    std::span<const std::int32_t> tokens;  // at least one; a sequence comes once in a call
+    std::span<const std::int32_t> tokens;  // at least one; −1−i stands for feed[i], known to the device alone
+    std::int64_t past = 0;
+    std::span<const std::int32_t> pages;         // of the sequence from its start; enough for past + tokens
+    bool logits = true;                          // of its last token are wanted
+    std::span<const std::int32_t> targets = {};  // what follows each token, to be scored; negative: not scored. Empty: none
   };
-  // Logits fp32 [pieces, V] behind each piece's last token, on the device; good until the next call.
-  Tensor run(std::span<const Piece> pieces);
+  // On the device, good until the next call.
+  struct Result {
+    Tensor logits;          // fp32 [R, V]: of the pieces that want them, in order
+    Tensor losses, greedy;  // fp32 and int32 [M]: −log p(target) and the likeliest token, of the M scored tokens in order
+  };
+  Result run(std::span<const Piece> pieces);
 
+  Tensor feed;  // int32 on the device; only where pieces refer to it
   Observers observers;
 
  private:
-  void put(std::span<const Piece> pieces);
-  void attend(std::size_t layer, std::span<const Piece> pieces, const Kept& keep);
+  struct Inputs;
+  Inputs put(std::span<const Piece> pieces);
+  void blocks(const Inputs& in);
+  Result heads(const Inputs& in);
 
   Context& ctx_;
   const Model& model_;
-  KvCache& cache_;
-  std::int64_t most_;
+  KvPages& pages_;
+  Limits limits_;
+  std::int64_t table_width_;
   Activations act_;
   OwnedTensor rope_;
-  Mirror input_;  // int32 [2, most]: tokens, positions
-  OwnedTensor rows_, logits_;
+  Mirror input_;  // int32: tokens, positions, sequences, wanted rows, targets; then the table of pages
+  std::vector<PagedPiece> where_;
+  OwnedTensor rows_, logits_, losses_, greedy_;
 };
 
 }  // namespace bhyt

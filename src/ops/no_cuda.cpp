@@ -1,7 +1,7 @@
 // Stands in for the .cu files of the operations in a build without CUDA.
 #include "core/error.h"
 #include "ops/adamw/adamw.h"
-#include "ops/attention/attention.h"
+#include "ops/attention/paged.h"
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/embedding/embedding.h"
 #include "ops/gemm/gemm.h"
@@ -24,13 +24,14 @@ void attention_backward(Context&, const Tensor&, const Tensor&, const Tensor&, c
                         const AttentionShape&) {
   absent();
 }
-void attention_cached(Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, std::int64_t, const AttentionShape&) {
-  absent();
-}
+void write_pages(Context&, const Tensor&, const Tensor&, const PagedRows&) { absent(); }
+void attention_paged(Context&, const Tensor&, const Tensor&, const Tensor&, const PagedRows&, const AttentionShape&) { absent(); }
+void reserve_attention_paged(Context&, std::int64_t, std::int64_t, const AttentionShape&) { absent(); }
 
 std::size_t cross_entropy_workspace(std::int64_t, std::int64_t, std::int64_t, DType) { absent(); }
 void cross_entropy(Context&, const CrossEntropy&) { absent(); }
 
+void take_fed(Context&, const Tensor&, const Tensor&) { absent(); }
 void embedding(Context&, const Tensor&, const Tensor&, const Tensor&, const EmbeddingScale&) { absent(); }
 void embedding_backward(Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const EmbeddingScale&) { absent(); }
 

@@ -57,7 +57,7 @@ TEST(Decoding, OneSequenceEqualsTheForward) {
           at += n;
           expect_row(logits.data(), whole, at - 1, 23, fmt::format("position {}", at - 1));
         }
-        EXPECT_TRUE(test::has(test::message_of([&] { decoder.next({ids[0]}); }), "expected at most 9 tokens, got 10"));
+        EXPECT_TRUE(test::has(test::message_of([&] { decoder.next({ids[0]}); }), "expected a sequence of at most 9 tokens, got 10"));
       }
     }
 }
@@ -68,32 +68,34 @@ struct Share {
 };
 using Schedule = std::vector<std::vector<Share>>;
 
-// Sequences of different lengths that join at different times, in an order that changes; prompts beside single tokens.
+constexpr std::int64_t kLongest = 70;  // two pages and a bit
+
+// Sequences of different lengths that join at different times, in an order that changes; prompts beside single tokens; pages are crossed
+// in the middle of a piece, at its end and at its start.
 Schedule mixed_schedule() {
-  return {{{0, 3}}, {{0, 1}, {2, 5}}, {{2, 1}, {0, 1}, {1, 1}}, {{1, 4}, {3, 7}}, {{3, 1}, {2, 2}, {1, 1}, {0, 1}}, {{0, 2}, {3, 1}}};
+  return {{{0, 31}}, {{0, 1}, {2, 5}}, {{2, 1}, {0, 1}, {1, 1}}, {{1, 40}, {3, 32}}, {{3, 1}, {2, 60}, {1, 1}, {0, 1}}, {{0, 2}, {3, 37}}};
 }
 
 // The logits behind each piece, call by call. `together`: all pieces of a call at once, else each in a call of its own.
 std::vector<std::vector<float>> decode(Context& ctx, const Model& m, const std::vector<Ids>& ids, const Schedule& schedule, bool together) {
-  KvCache cache(ctx, m, std::ssize(ids), 12);
-  DecodePass pass(ctx, m, cache, 16);
+  test::Sequences sequences(ctx, m, std::ssize(ids), kLongest, 80);
   std::vector<std::vector<float>> out;
   for (const auto& call : schedule) {
-    std::vector<DecodePass::Piece> pieces;
-    for (const Share& s : call) {
-      const Ids& all = ids[static_cast<std::size_t>(s.sequence)];
-      pieces.push_back(
-          {s.sequence, std::span(all).subspan(static_cast<std::size_t>(cache.length(s.sequence)), static_cast<std::size_t>(s.count))});
+    std::vector<std::pair<std::size_t, std::span<const std::int32_t>>> pieces;
+    for (const Share& share : call) {
+      const auto s = static_cast<std::size_t>(share.sequence);
+      pieces.emplace_back(s,
+                          std::span(ids[s]).subspan(static_cast<std::size_t>(sequences.length[s]), static_cast<std::size_t>(share.count)));
     }
     std::vector<float> logits;
-    const auto run = [&](std::span<const DecodePass::Piece> part) {
-      const auto rows = on_host(ctx, pass.run(part));
+    const auto run = [&](const auto& part) {
+      const auto rows = on_host(ctx, sequences.run(part).logits);
       logits.insert(logits.end(), rows.begin(), rows.end());
     };
     if (together)
       run(pieces);
     else
-      for (const DecodePass::Piece& p : pieces) run({&p, 1});
+      for (const auto& p : pieces) run(std::vector{p});
     out.push_back(logits);
   }
   return out;
@@ -104,7 +106,7 @@ void check_sequences(Context& ctx, const ModelConfig& c) {
   std::vector<Ids> ids;
   std::vector<std::vector<float>> whole;
   for (std::uint64_t s = 0; s < 4; ++s) {
-    ids.push_back(draw_ids(12, 40 + s, c.vocab));
+    ids.push_back(draw_ids(kLongest, 40 + s, c.vocab));
     whole.push_back(whole_logits(ctx, *m, ids.back()));
   }
   const Schedule schedule = mixed_schedule();
@@ -133,39 +135,92 @@ TEST(Decoding, SeveralSequencesInOneCallAreEachTheirOwn) {
   }
 }
 
-// A place that was forgotten begins anew, and its neighbours do not notice.
-TEST(Decoding, AForgottenSequenceBeginsAnew) {
+// Pages hold what they were given until something else is written: a sequence begins anew over the pages of another.
+TEST(Decoding, PagesServeAnotherSequence) {
   for (Context& ctx : test::contexts()) {
     const auto m = make_model(ctx, small_config("bhyt", 2));
     const Ids a = draw_ids(6, 1), b = draw_ids(6, 2), c = draw_ids(5, 3);
-    KvCache cache(ctx, *m, 2, 8);
-    DecodePass pass(ctx, *m, cache, 8);
-    const std::vector<DecodePass::Piece> start{{0, {a.data(), 4}}, {1, {b.data(), 4}}};
-    pass.run(start);
-    EXPECT_EQ(cache.length(0), 4);
-    cache.forget(0);
-    EXPECT_EQ(cache.length(0), 0);
-    const std::vector<DecodePass::Piece> next{{1, {b.data() + 4, 2}}, {0, c}};
-    const auto got = on_host(ctx, pass.run(next));
-    EXPECT_EQ(cache.length(0), 5);
-    EXPECT_EQ(cache.length(1), 6);
+    test::Sequences sequences(ctx, *m, 2, 8, 8);
+    sequences.run({{0, {a.data(), 4}}, {1, {b.data(), 4}}});
+    sequences.length[0] = 0;
+    const auto got = on_host(ctx, sequences.run({{1, {b.data() + 4, 2}}, {0, c}}).logits);
     expect_row(got.data(), whole_logits(ctx, *m, b), 5, 23, "the one that went on");
     expect_row(got.data() + 23, whole_logits(ctx, *m, c), 4, 23, "the new one");
+  }
+}
+
+// Two sequences that begin alike read the same pages.
+TEST(Decoding, ABeginningIsShared) {
+  for (Context& ctx : test::contexts()) {
+    const auto m = make_model(ctx, small_config("bhyt", 2));
+    Ids a = draw_ids(40, 1), b = a;
+    std::copy_n(draw_ids(8, 2).begin(), 8, b.begin() + 32);
+    KvPages memory(ctx, *m, 3);
+    DecodePass pass(ctx, *m, memory, {.tokens = 64, .sequences = 2, .length = 64});
+    const std::vector<std::int32_t> pages_a{2, 0}, pages_b{2, 1};
+    const DecodePass::Piece start{.tokens = {a.data(), 32}, .past = 0, .pages = pages_a, .logits = false};
+    EXPECT_EQ(pass.run({&start, 1}).logits.rows(), 0);
+    const std::vector<DecodePass::Piece> both{{.tokens = {a.data() + 32, 8}, .past = 32, .pages = pages_a},
+                                              {.tokens = {b.data() + 32, 8}, .past = 32, .pages = pages_b}};
+    const auto got = on_host(ctx, pass.run(both).logits);
+    expect_row(got.data(), whole_logits(ctx, *m, a), 39, 23, "the first");
+    expect_row(got.data() + 23, whole_logits(ctx, *m, b), 39, 23, "the second");
+  }
+}
+
+// Scores of some tokens beside logits of others, and tokens that only the device knows.
+TEST(Decoding, ScoresWhatIsAskedFor) {
+  for (Context& ctx : test::contexts()) {
+    const auto m = make_model(ctx, small_config("bhyt", 2));
+    const Ids a = draw_ids(9, 1), b = draw_ids(7, 2), targets{-1, a[2], -1, a[4], 3, -1, -1, -1, 0};
+    test::Sequences sequences(ctx, *m, 2, 16, 16);
+    auto& pass = sequences.pass;
+    const OwnedTensor feed(ctx, DType::i32, {2});
+    from_host(ctx, std::vector<std::int32_t>{b[6], a[3]}.data(), feed);
+    pass.feed = feed;
+    Ids fed_a = a, fed_b = b;
+    fed_a[3] = -2, fed_b[6] = -1;
+    auto first = sequences.piece(0, fed_a);
+    first.targets = targets;
+    first.logits = false;
+    const std::vector<DecodePass::Piece> pieces{first, sequences.piece(1, fed_b)};
+    const DecodePass::Result out = pass.run(pieces);
+    expect_row(on_host(ctx, out.logits).data(), whole_logits(ctx, *m, b), 6, 23, "the second's last");
+    const auto logits = whole_logits(ctx, *m, a);
+    const auto losses = on_host(ctx, out.losses);
+    std::vector<std::int32_t> greedy(4);
+    ASSERT_EQ(out.greedy.size(), 4);
+    to_host(ctx, out.greedy, greedy.data());
+    std::size_t i = 0;
+    for (std::size_t t = 0; t < targets.size(); ++t) {
+      if (targets[t] < 0) continue;
+      const float* const row = logits.data() + 23 * t;
+      double sum = 0;
+      for (int v = 0; v < 23; ++v) sum += std::exp(static_cast<double>(row[v]));
+      EXPECT_NEAR(losses[i], std::log(sum) - row[targets[t]], 1e-5) << "token " << t;
+      EXPECT_EQ(greedy[i++], std::max_element(row, row + 23) - row) << "token " << t;
+    }
+    EXPECT_EQ(i, losses.size());
   }
 }
 
 TEST(Decoding, RefusesWhatDoesNotFit) {
   Context& ctx = test::context_on(Device::cpu());
   const auto m = make_model(ctx, small_config("rmsnorm", 2));
-  KvCache cache(ctx, *m, 2, 6);
-  DecodePass pass(ctx, *m, cache, 8);
-  const Ids ids = draw_ids(9, 1);
+  KvPages memory(ctx, *m, 2);
+  DecodePass pass(ctx, *m, memory, {.tokens = 50, .sequences = 1, .length = 40});
+  const Ids ids = draw_ids(51, 1), pages{0, 1}, wrong{0, 2};
   const auto message = [&](std::vector<DecodePass::Piece> pieces) { return test::message_of([&] { pass.run(pieces); }); };
-  EXPECT_TRUE(test::has(message({{0, ids}}), "expected at most 8 tokens at a time, got 9"));
-  EXPECT_TRUE(test::has(message({{0, {ids.data(), 7}}}), "expected at most 6 tokens, got 7"));
-  EXPECT_TRUE(test::has(message({{2, {ids.data(), 1}}}), "expected tokens for a sequence below 2, got 1 for sequence 2"));
-  EXPECT_TRUE(test::has(message({{0, {}}}), "got 0 for sequence 0"));
-  EXPECT_EQ(cache.length(0), 0) << "what was refused left nothing behind";
+  const auto some = [&](std::size_t n) { return std::span(ids).first(n); };
+  EXPECT_TRUE(test::has(message({}), "expected tokens of 1 to 1 sequences, got 0"));
+  EXPECT_TRUE(test::has(message({{.tokens = some(1), .pages = pages}, {.tokens = some(1), .pages = pages}}), "sequences, got 2"));
+  EXPECT_TRUE(test::has(message({{.tokens = some(41), .pages = pages}}), "expected a sequence of at most 40 tokens, got 41"));
+  EXPECT_TRUE(test::has(message({{.tokens = some(1), .past = 40, .pages = pages}}), "at most 40 tokens, got 41"));
+  EXPECT_TRUE(test::has(message({{.tokens = some(33), .pages = {pages.data(), 1}}}), "expected 2 pages for 33 tokens, got 1"));
+  EXPECT_TRUE(test::has(message({{.tokens = some(33), .pages = wrong}}), "expected pages below 2, got 2"));
+  EXPECT_TRUE(test::has(message({{.tokens = {}, .pages = pages}}), "expected at least one token of every piece, got none of piece 0"));
+  EXPECT_TRUE(
+      test::has(message({{.tokens = some(2), .pages = pages, .targets = some(1)}}), "expected a target for each of 2 tokens, got 1"));
 }
 
 }  // namespace

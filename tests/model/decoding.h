@@ -1,31 +1,61 @@
-// Decoding one sequence, as the tests of whole models use it.
+// Decoding sequences, as the tests of whole models use it.
 #pragma once
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "model/decode_pass.h"
 
 namespace bhyt::test {
 
-// A sequence of its own with the passes that continue it.
+// Sequences that are continued side by side; their pages lie in turns, so that none has two in a row.
+class Sequences {
+ public:
+  Sequences(Context& ctx, const Model& model, std::int64_t count, std::int64_t capacity, std::int64_t tokens)
+      : memory(ctx, model, count * KvPages::pages_for(capacity)),
+        pass(ctx, model, memory, {.tokens = tokens, .sequences = count, .length = capacity}),
+        length(static_cast<std::size_t>(count)),
+        pages_(static_cast<std::size_t>(count)) {
+    for (std::int64_t page = memory.count(); page-- > 0;)
+      pages_[static_cast<std::size_t>(page % count)].push_back(static_cast<std::int32_t>(page));
+  }
+
+  DecodePass::Piece piece(std::size_t sequence, std::span<const std::int32_t> tokens) const {
+    return {.tokens = tokens, .past = length[sequence], .pages = pages_[sequence]};
+  }
+  // These tokens of these sequences in one call.
+  DecodePass::Result run(const std::vector<std::pair<std::size_t, std::span<const std::int32_t>>>& call) {
+    std::vector<DecodePass::Piece> pieces;
+    for (const auto& [sequence, tokens] : call) pieces.push_back(piece(sequence, tokens));
+    const DecodePass::Result out = pass.run(pieces);
+    for (const auto& [sequence, tokens] : call) length[sequence] += std::ssize(tokens);
+    return out;
+  }
+
+  KvPages memory;
+  DecodePass pass;
+  std::vector<std::int64_t> length;
+
+ private:
+  std::vector<std::vector<std::int32_t>> pages_;
+};
+
+// One sequence.
 class Decoder {
  public:
-  Decoder(const Model& model, std::int64_t capacity)
-      : model_(model), cache_(model.context(), model, 1, capacity), pass_(model.context(), model, cache_, capacity) {}
+  Decoder(const Model& model, std::int64_t capacity) : model_(model), sequence_(model.context(), model, 1, capacity, capacity) {}
 
   // Logits behind the last of these tokens, on the host.
   std::vector<float> next(const std::vector<std::int32_t>& tokens) {
-    const DecodePass::Piece piece{.sequence = 0, .tokens = tokens};
     std::vector<float> logits(static_cast<std::size_t>(model_.config().vocab));
-    to_host(model_.context(), pass_.run({&piece, 1}), logits.data());
+    to_host(model_.context(), sequence_.run({{0, tokens}}).logits, logits.data());
     return logits;
   }
 
  private:
   const Model& model_;
-  KvCache cache_;
-  DecodePass pass_;
+  Sequences sequence_;
 };
 
 // The prompt and what a model takes for the likeliest behind it, `total` ids in all.

@@ -7,10 +7,10 @@
 
 #include <map>
 
-#include "model/decode_pass.h"
 #include "model/score_pass.h"
 #include "model/train_pass.h"
 #include "tests/devices.h"
+#include "tests/model/decoding.h"
 #include "tests/model/reference_model.h"
 #include "tests/model/small_model.h"
 
@@ -99,12 +99,10 @@ Looked look_at(Context& ctx, const Model& m, const Rows& rows, Recompute recompu
     const auto subscription = pass.observers.subscribe(all_points(), note_in(all.score));
     pass.forward(tokens.batch);
   }
-  KvCache cache(ctx, m, 2, kSeq);
-  DecodePass pass(ctx, m, cache, 2 * kSeq);
-  const auto subscription = pass.observers.subscribe(all_points(), note_in(all.decode));
+  test::Sequences sequences(ctx, m, 2, kSeq, 2 * kSeq);
+  const auto subscription = sequences.pass.observers.subscribe(all_points(), note_in(all.decode));
   const std::vector<std::int32_t> first(rows[0].begin(), rows[0].end() - 1), second(rows[1].begin(), rows[1].end() - 1);
-  const std::vector<DecodePass::Piece> pieces{{0, first}, {1, second}};
-  pass.run(pieces);
+  sequences.run({{0, first}, {1, second}});
   return all;
 }
 

@@ -1,9 +1,10 @@
-#include "ops/attention/attention.h"
+#include "ops/attention/paged.h"
 
 #include <fmt/format.h>
 
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "core/error.h"
 #include "ops/attention/tile_bf16.h"
@@ -157,7 +158,7 @@ OwnedTensor random_tensor(Context& ctx, DType type, const Shape& shape, std::uin
 }
 
 // Decoding token by token, or in chunks, gives the rows of the prefill.
-void expect_cached_equals_whole(Context& ctx, std::int64_t head_dim) {
+void expect_paged_equals_whole(Context& ctx, std::int64_t head_dim) {
   // Tiles round the probabilities, single tokens do not.
   const bool gpu = ctx.device().is_cuda();
   const double bf16_error = gpu || cpu::use_bf16_tiles() ? 0x1p-7 : 0x1p-8, fp32_error = gpu ? 1e-5 : 2e-6;
@@ -168,12 +169,21 @@ void expect_cached_equals_whole(Context& ctx, std::int64_t head_dim) {
     const OwnedTensor qkv = random_tensor(ctx, type, {s.seq, q + 2 * kv}, 5), whole = random_tensor(ctx, type, {s.seq, q}, 6);
     attention(ctx, qkv, whole, {}, {}, s);
     const auto expected = to_doubles(ctx, whole);
+    const OwnedTensor pages = random_tensor(ctx, type, {9 * kPageTokens, 2 * kv}, 8), table(ctx, DType::i32, {2, 5});
+    from_host(ctx, std::vector<std::int32_t>{0, 0, 0, 0, 0, 7, 2, 8, 1, 5}.data(), table);
     for (const std::int64_t n : {1, 2, 7, 8, 50, 75, 150}) {
       const OwnedTensor out = random_tensor(ctx, type, {s.seq, q}, 7);
       for (std::int64_t past = 0; past < s.seq; past += n) {
         const std::int64_t now = std::min(n, s.seq - past);
-        attention_cached(ctx, qkv.t.col_slice(0, q).row_slice(past, now), qkv.t.col_slice(q, kv).row_slice(0, past + now),
-                         qkv.t.col_slice(q + kv, kv).row_slice(0, past + now), out.t.row_slice(past, now), past, s);
+        const PagedPiece piece{.row = 0, .rows = now, .past = past, .sequence = 1};
+        const OwnedTensor positions(ctx, DType::i32, {now}), sequences(ctx, DType::i32, {now});
+        std::vector<std::int32_t> counted(index(now)), ones(index(now), 1);
+        std::iota(counted.begin(), counted.end(), static_cast<std::int32_t>(past));
+        from_host(ctx, counted.data(), positions);
+        from_host(ctx, ones.data(), sequences);
+        const PagedRows at{.positions = positions, .sequences = sequences, .table = table, .pieces = {&piece, 1}};
+        write_pages(ctx, qkv.t.col_slice(q, 2 * kv).row_slice(past, now), pages, at);
+        attention_paged(ctx, qkv.t.col_slice(0, q).row_slice(past, now), pages, out.t.row_slice(past, now), at, s);
       }
       const auto got = to_doubles(ctx, out);
       for (std::size_t i = 0; i < got.size(); ++i)
@@ -182,13 +192,13 @@ void expect_cached_equals_whole(Context& ctx, std::int64_t head_dim) {
     }
   }
 }
-TEST(Attention, CachedEqualsWhole) {
+TEST(Attention, PagedEqualsWhole) {
   for (Context& ctx : test::contexts())
-    for (const std::int64_t head_dim : {20, 64, 96, 128}) expect_cached_equals_whole(ctx, head_dim);
+    for (const std::int64_t head_dim : {20, 64, 96, 128}) expect_paged_equals_whole(ctx, head_dim);
 }
-TEST(AttentionByTiles, CachedEqualsWhole) {
+TEST(AttentionByTiles, PagedEqualsWhole) {
   const cpu::BfTilesAnywhere on;
-  for (const std::int64_t head_dim : {20, 96}) expect_cached_equals_whole(on_cpu(), head_dim);
+  for (const std::int64_t head_dim : {20, 96}) expect_paged_equals_whole(on_cpu(), head_dim);
 }
 
 // A document mask is the same as separate sequences, bit for bit when the cut falls between tiles.
@@ -275,7 +285,6 @@ TEST(Attention, RefusesWhatDoesNotFit) {
   EXPECT_THROW(attention(on_cpu(), qkv, out, {}, make_tensor(on_cpu(), DType::i32, {1, 4}, {0, 2, 0, 0}), s), Error);
   EXPECT_THROW(attention(on_cpu(), qkv, out, {}, make_tensor(on_cpu(), DType::i32, {1, 4}, {0, 0, -1, 0}), s), Error);
   EXPECT_THROW(attention_backward(on_cpu(), qkv, out, {}, {}, out, qkv, s), Error);
-  EXPECT_THROW(attention_cached(on_cpu(), out, out, out, out, 0, s), Error);
 }
 
 // The kernels of a GPU skip tiles by `first`: both devices ask for the same, and say where it does not hold.

@@ -73,24 +73,4 @@ void attention_backward(Context& ctx, const Tensor& qkv, const Tensor& out, cons
     cpu::attention_backward(ctx, qkv, out, lse, first, dout, dqkv, shape);
 }
 
-void attention_cached(Context& ctx, const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& out, std::int64_t past,
-                      const AttentionShape& shape) {
-  check_shape("attention_cached", shape, q);
-  check(past >= 0, "[attention_cached] expected past tokens of 0 or more, got {}", past);
-  const std::int64_t n = q.rows(), width = shape.kv_heads * shape.head_dim;
-  check_matrix("attention_cached", "q", q, n, shape.heads * shape.head_dim, q);
-  check_matrix("attention_cached", "out", out, n, q.cols(), q);
-  check_matrix("attention_cached", "keys", keys, past + n, width, q);
-  check_matrix("attention_cached", "values", values, past + n, width, q);
-  const Operation operation(ctx, "attention_cached", profile::Kind::attention, q.device);
-  if (ctx.device().is_cuda())
-    cuda::attention_cached(ctx, q, keys, values, out, past, shape);
-  else
-    cpu::attention_cached(ctx, q, keys, values, out, past, shape);
-}
-
-void reserve_attention_cached(Context& ctx, std::int64_t queries, std::int64_t capacity, const AttentionShape& shape) {
-  if (!ctx.device().is_cuda()) cpu::reserve_attention_cached(ctx, queries, capacity, shape);  // the GPU's kernel needs none
-}
-
 }  // namespace bhyt

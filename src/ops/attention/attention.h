@@ -24,29 +24,15 @@ void attention(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor&
 void attention_backward(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
                         const Tensor& dqkv, const AttentionShape& shape);
 
-// Decoding: q [n, H·D] are the queries of positions past…past+n-1 of one sequence; keys and values [past+n, K·D] hold everything so far
-// (their ld may be larger). out [n, H·D].
-void attention_cached(Context& ctx, const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& out, std::int64_t past,
-                      const AttentionShape& shape);
-
-// Takes the scratch that attention_cached needs for up to `queries` new tokens behind a cache of `capacity`, so that a settled context can
-// decode to its end.
-void reserve_attention_cached(Context& ctx, std::int64_t queries, std::int64_t capacity, const AttentionShape& shape);
-
 namespace cpu {
-void reserve_attention_cached(Context& ctx, std::int64_t queries, std::int64_t capacity, const AttentionShape& shape);
 void attention(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& shape);
 void attention_backward(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
                         const Tensor& dqkv, const AttentionShape& shape);
-void attention_cached(Context& ctx, const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& out, std::int64_t past,
-                      const AttentionShape& shape);
 }  // namespace cpu
 namespace cuda {
 void attention(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& shape);
 void attention_backward(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
                         const Tensor& dqkv, const AttentionShape& shape);
-void attention_cached(Context& ctx, const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& out, std::int64_t past,
-                      const AttentionShape& shape);
 }  // namespace cuda
 
 }  // namespace bhyt

@@ -130,19 +130,6 @@ __global__ void key_kernel(const T* qkv, const float* lse, const std::int32_t* f
   store_row(dqkv + (base + s) * lddqkv + at.value_at(kv), at.d, dv);
 }
 
-template <class T>
-__global__ void cached_kernel(const T* q, std::int64_t ldq, const T* keys, std::int64_t ldk, const T* values, std::int64_t ldv, T* out,
-                              std::int64_t ldo, std::int64_t past, std::int64_t n, Heads at) {
-  const std::int64_t t = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
-  if (t >= n) return;
-  const int h = blockIdx.y;
-  const std::int64_t column = static_cast<std::int64_t>(h) * at.d, kv = static_cast<std::int64_t>(at.kv_of(h)) * at.d;
-  float row[kPerLane], o[kPerLane];
-  load_row(q + t * ldq + column, at.d, row);
-  attend(row, keys + kv, ldk, values + kv, ldv, 0, past + t, at.d, at.scale, o);
-  store_row(out + t * ldo + column, at.d, o);
-}
-
 Heads heads_of(const AttentionShape& s, std::int64_t ld) {
   if (s.head_dim > kMaxDim) fail("[attention] expected a head width of at most 256 on the GPU, got " + std::to_string(s.head_dim));
   return {static_cast<int>(s.heads), static_cast<int>(s.kv_heads), static_cast<int>(s.head_dim), ld,
@@ -176,16 +163,6 @@ void attention_any_backward(Context& ctx, const Tensor& qkv, const Tensor& out, 
                                                          dqkv.as<T>(), dqkv.ld, s.seq, at);
   });
   check_launch("attention_backward");
-}
-
-void attention_cached(Context& ctx, const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& out, std::int64_t past,
-                      const AttentionShape& s) {
-  dispatch_float(q.dtype, [&](auto t) {
-    using T = decltype(t);
-    cached_kernel<T><<<dim3(blocks_for(q.rows(), kWarps), static_cast<unsigned>(s.heads)), 32 * kWarps, 0, stream(ctx)>>>(
-        q.as<T>(), q.ld, keys.as<T>(), keys.ld, values.as<T>(), values.ld, out.as<T>(), out.ld, past, q.rows(), heads_of(s, 0));
-  });
-  check_launch("attention_cached");
 }
 
 }  // namespace bhyt::cuda

@@ -6,14 +6,12 @@
 #include "core/threads.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/tile_bf16.h"
-#include "ops/gemm/dot.h"
 
 namespace bhyt::cpu {
 
 namespace {
 
-constexpr std::int64_t kChunkTiles = 4;     // query tiles of a task: they share each key tile that it loads
-constexpr std::int64_t kDecodeQueries = 8;  // from here on tiles pay
+constexpr std::int64_t kChunkTiles = 4;  // query tiles of a task: they share each key tile that it loads
 
 // One key/value head of one sequence and the group of query heads that look at it.
 template <class T>
@@ -24,8 +22,7 @@ struct Group {
   std::int64_t ldout;
   float* lse = nullptr;                 // [heads, queries], or null
   const std::int32_t* first = nullptr;  // by position, or null
-  std::int64_t past = 0, queries;       // query i stands at position past + i
-  std::int64_t heads, d;
+  std::int64_t queries, heads, d;
 };
 
 // The results of queries [begin, end) from their sums o [heads,rows,w] and the softmax's largest scores and sums.
@@ -49,7 +46,7 @@ std::int64_t first_key(const Group<T>& s, std::int64_t begin, std::int64_t end) 
   return s.first ? *std::min_element(s.first + begin, s.first + end) / kTile * kTile : 0;
 }
 
-// The floats that a piece of up to `queries` queries of a group needs: of forward_rows, of forward_rows_bf16, of decode.
+// The floats that a piece of up to `queries` queries of a group needs: of forward_rows, of forward_rows_bf16.
 std::int64_t forward_floats(std::int64_t heads, std::int64_t d, std::int64_t queries) {
   const std::int64_t w = round_up(d, kCols), rows = round_up(queries, kTile);
   return heads * rows * (2 * w + 2) + 3 * kTile * w + kRows * kTile;
@@ -58,14 +55,11 @@ std::int64_t forward_floats_bf16(std::int64_t heads, std::int64_t d, std::int64_
   const std::int64_t w = round_up(d, kUnit), rows = round_up(queries, kTile);
   return heads * rows * (w + 2) + kTile * kTile + (heads * rows * w + 3 * kTile * w + kTile * kTile) / 2;
 }
-std::int64_t decode_floats(std::int64_t heads, std::int64_t d, std::int64_t queries, std::int64_t total) {
-  return heads * queries * (2 * d + round_up(total, kCols) + 1);
-}
 
 // Queries [begin, end) of all heads of the group: begin is a multiple of kTile.
 template <class T>
 void forward_rows(const Group<T>& s, std::int64_t begin, std::int64_t end, float* scratch) {
-  const std::int64_t w = round_up(s.d, kCols), rows = round_up(end - begin, kTile), total = s.past + s.queries;
+  const std::int64_t w = round_up(s.d, kCols), rows = round_up(end - begin, kTile);
   float* const q = scratch;
   float* const o = q + s.heads * rows * w;
   float* const max = o + s.heads * rows * w;
@@ -85,13 +79,13 @@ void forward_rows(const Group<T>& s, std::int64_t begin, std::int64_t end, float
   std::fill_n(max, s.heads * rows, -std::numeric_limits<float>::infinity());
   std::fill_n(sum, s.heads * rows, 0.0f);
 
-  for (std::int64_t key = first_key(s, begin, end); key < s.past + end; key += kTile) {
-    const std::int64_t n = std::min(kTile, total - key);
+  for (std::int64_t key = first_key(s, begin, end); key < end; key += kTile) {
+    const std::int64_t n = std::min(kTile, s.queries - key);
     load_tile(s.k + key * s.ldk, s.ldk, n, s.d, 1.0f, k, w);
     transpose(k, kTile, w, kt);
     load_tile(s.v + key * s.ldv, s.ldv, n, s.d, 1.0f, v, w);
-    for (std::int64_t i = std::max<std::int64_t>(0, key - s.past - begin) / kRows * kRows; i < end - begin; i += kRows) {
-      const Block block = visible_block(s.first, s.past + begin + i, s.past + end, key);
+    for (std::int64_t i = std::max<std::int64_t>(0, key - begin) / kRows * kRows; i < end - begin; i += kRows) {
+      const Block block = visible_block(s.first, begin + i, end, key);
       if (block.n == 0) continue;
       for (std::int64_t h = 0; h < s.heads; ++h) {
         const std::int64_t at = h * rows + i;
@@ -108,7 +102,7 @@ void forward_rows(const Group<T>& s, std::int64_t begin, std::int64_t end, float
 
 // The same with products of bf16 tiles: the probabilities are rounded on their way into the second one.
 void forward_rows_bf16(const Group<bf16>& s, std::int64_t begin, std::int64_t end, float* scratch) {
-  const std::int64_t w = round_up(s.d, kUnit), rows = round_up(end - begin, kTile), total = s.past + s.queries;
+  const std::int64_t w = round_up(s.d, kUnit), rows = round_up(end - begin, kTile);
   float* const o = scratch;
   float* const max = o + s.heads * rows * w;
   float* const sum = max + s.heads * rows;
@@ -129,17 +123,17 @@ void forward_rows_bf16(const Group<bf16>& s, std::int64_t begin, std::int64_t en
   std::fill_n(max, s.heads * rows, -std::numeric_limits<float>::infinity());
   std::fill_n(sum, s.heads * rows, 0.0f);
 
-  for (std::int64_t key = first_key(s, begin, end); key < s.past + end; key += kTile) {
-    const std::int64_t n = std::min(kTile, total - key);
+  for (std::int64_t key = first_key(s, begin, end); key < end; key += kTile) {
+    const std::int64_t n = std::min(kTile, s.queries - key);
     copy_tile(s.k + key * s.ldk, s.ldk, n, s.d, tile, w);
     transpose_pairs(tile, w, kt);
     copy_tile(s.v + key * s.ldv, s.ldv, n, s.d, tile, w);
     pair_rows(tile, w, v);
-    for (std::int64_t i = std::max<std::int64_t>(0, key - s.past - begin) / kTile * kTile; i < end - begin; i += kTile) {
+    for (std::int64_t i = std::max<std::int64_t>(0, key - begin) / kTile * kTile; i < end - begin; i += kTile) {
       Block blocks[kTile / kRows];
       bool any = false;
       for (std::int64_t r = 0; r < kTile && i + r < end - begin; r += kRows) {
-        blocks[r / kRows] = visible_block(s.first, s.past + begin + i + r, s.past + end, key);
+        blocks[r / kRows] = visible_block(s.first, begin + i + r, end, key);
         any |= blocks[r / kRows].n > 0;
       }
       for (std::int64_t h = 0; any && h < s.heads; ++h) {
@@ -187,39 +181,6 @@ void for_chunks(Context& ctx, std::int64_t groups, std::int64_t queries, const A
   });
 }
 
-// Few queries: keys and values are read once, in their own type, where they lie.
-template <class T>
-void decode(const Group<T>& s, float* scratch) {
-  const std::int64_t total = s.past + s.queries, n = s.heads * s.queries, width = round_up(total, kCols);
-  float* const q = scratch;
-  float* const o = q + n * s.d;
-  float* const p = o + n * s.d;
-  float* const inverse = p + n * width;
-  const float scale = 1.0f / std::sqrt(static_cast<float>(s.d));
-  const auto rows_of = [&](const T* base, std::int64_t ld, std::int64_t key, const T** rows) {
-    for (std::int64_t r = 0; r < 4; ++r) rows[r] = base + std::min(key + r, total - 1) * ld;
-  };
-  for (std::int64_t i = 0; i < n; ++i)
-    for (std::int64_t j = 0; j < s.d; ++j) q[i * s.d + j] = scale * to_float(s.q[i / s.heads * s.ldq + i % s.heads * s.d + j]);
-  std::fill_n(o, n * s.d, 0.0f);
-  const T* rows[4];
-  for (std::int64_t key = 0; key < total; key += 4) {
-    rows_of(s.k, s.ldk, key, rows);
-    for (std::int64_t i = 0; i < n; ++i) dot4(q + i * s.d, rows, s.d, p + i * width + key);
-  }
-  for (std::int64_t i = 0; i < n; ++i) {
-    const std::int64_t seen = s.past + i / s.heads + 1;
-    std::fill(p + i * width + seen, p + (i + 1) * width, -std::numeric_limits<float>::infinity());
-    inverse[i] = 1.0f / softmax_row(p + i * width, width);
-  }
-  for (std::int64_t key = 0; key < total; key += 4) {
-    rows_of(s.v, s.ldv, key, rows);
-    for (std::int64_t i = 0; i < n; ++i) add4(o + i * s.d, p + i * width + key, rows, s.d);
-  }
-  for (std::int64_t i = 0; i < n; ++i)
-    store_rows(o + i * s.d, s.d, inverse + i, s.out + i / s.heads * s.ldout + i % s.heads * s.d, s.ldout, 1, s.d);
-}
-
 }  // namespace
 
 void attention(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& s) {
@@ -245,41 +206,6 @@ void attention(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor&
                   begin, end, scratch);
     });
   });
-}
-
-void attention_cached(Context& ctx, const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& out, std::int64_t past,
-                      const AttentionShape& s) {
-  const std::int64_t heads = s.heads / s.kv_heads, n = q.rows();
-  dispatch_float(q.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    const auto group = [&](std::int64_t h) {
-      return Group<T>{.q = q.as<T>() + h * heads * s.head_dim,
-                      .k = keys.as<T>() + h * s.head_dim,
-                      .v = values.as<T>() + h * s.head_dim,
-                      .ldq = q.ld,
-                      .ldk = keys.ld,
-                      .ldv = values.ld,
-                      .out = out.as<T>() + h * heads * s.head_dim,
-                      .ldout = out.ld,
-                      .past = past,
-                      .queries = n,
-                      .heads = heads,
-                      .d = s.head_dim};
-    };
-    if (n < kDecodeQueries) {
-      const WorkerScratch scratch = ctx.worker_scratch(decode_floats(heads, s.head_dim, n, keys.rows()));
-      parallel_tasks(ctx.threads(), s.kv_heads, [&](std::int64_t h, int worker) { decode(group(h), scratch.of(worker)); });
-    } else {
-      for_chunks(ctx, s.kv_heads, n, s,
-                 [&](std::int64_t h, std::int64_t begin, std::int64_t end, float* scratch) { forward_any(group(h), begin, end, scratch); });
-    }
-  });
-}
-
-void reserve_attention_cached(Context& ctx, std::int64_t queries, std::int64_t capacity, const AttentionShape& s) {
-  const std::int64_t heads = s.heads / s.kv_heads, chunk = std::min(queries, kTile * kChunkTiles);
-  ctx.worker_scratch(std::max({decode_floats(heads, s.head_dim, std::min(queries, kDecodeQueries - 1), capacity),
-                               forward_floats(heads, s.head_dim, chunk), forward_floats_bf16(heads, s.head_dim, chunk)}));
 }
 
 }  // namespace bhyt::cpu

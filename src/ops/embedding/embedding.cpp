@@ -51,4 +51,15 @@ void embedding_backward(Context& ctx, const Tensor& tokens, const Tensor& table,
     cpu::embedding_backward(ctx, tokens, table, dout, dtable, scale);
 }
 
+void take_fed(Context& ctx, const Tensor& tokens, const Tensor& feed) {
+  check(tokens.dtype == DType::i32 && feed.dtype == DType::i32 && tokens.device == feed.device,
+        "[take_fed] expected tokens and feed int32 on one device, got {} on {} and {} on {}", name_of(tokens.dtype), name_of(tokens.device),
+        name_of(feed.dtype), name_of(feed.device));
+  const Operation operation(ctx, "take_fed", profile::Kind::embedding, tokens.device);
+  if (ctx.device().is_cuda())
+    cuda::take_fed(ctx, tokens, feed);
+  else
+    cpu::take_fed(ctx, tokens, feed);
+}
+
 }  // namespace bhyt

@@ -60,6 +60,11 @@ __global__ void sum_kernel(const float* values, std::int64_t n, float* out) {
   if (threadIdx.x == 0) *out += static_cast<float>(s);
 }
 
+__global__ void fed_kernel(std::int32_t* tokens, std::int64_t n, const std::int32_t* feed) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < n && tokens[i] < 0) tokens[i] = feed[-1 - tokens[i]];
+}
+
 const float* learned_of(const EmbeddingScale& s) { return s.learned ? s.learned.as<float>() : nullptr; }
 
 }  // namespace
@@ -103,6 +108,11 @@ void embedding_backward(Context& ctx, const Tensor& tokens, const Tensor& table,
     sum_kernel<<<1, 1024, 0, stream(ctx)>>>(dots, n, scale.dlearned.as<float>());
   });
   check_launch("embedding_backward");
+}
+
+void take_fed(Context& ctx, const Tensor& tokens, const Tensor& feed) {
+  fed_kernel<<<blocks_for(tokens.size(), 256), 256, 0, stream(ctx)>>>(tokens.as<std::int32_t>(), tokens.size(), feed.as<std::int32_t>());
+  check_launch("take_fed");
 }
 
 }  // namespace bhyt::cuda

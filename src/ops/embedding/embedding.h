@@ -19,12 +19,17 @@ void embedding(Context& ctx, const Tensor& tokens, const Tensor& table, const Te
 void embedding_backward(Context& ctx, const Tensor& tokens, const Tensor& table, const Tensor& dout, const Tensor& dtable,
                         const EmbeddingScale& scale = {});
 
+// Tokens that the device alone knows: a token −1−i of tokens [N] becomes feed[i]. Both int32.
+void take_fed(Context& ctx, const Tensor& tokens, const Tensor& feed);
+
 namespace cpu {
+void take_fed(Context& ctx, const Tensor& tokens, const Tensor& feed);
 void embedding(Context& ctx, const Tensor& tokens, const Tensor& table, const Tensor& out, const EmbeddingScale& scale);
 void embedding_backward(Context& ctx, const Tensor& tokens, const Tensor& table, const Tensor& dout, const Tensor& dtable,
                         const EmbeddingScale& scale);
 }  // namespace cpu
 namespace cuda {
+void take_fed(Context& ctx, const Tensor& tokens, const Tensor& feed);
 void embedding(Context& ctx, const Tensor& tokens, const Tensor& table, const Tensor& out, const EmbeddingScale& scale);
 void embedding_backward(Context& ctx, const Tensor& tokens, const Tensor& table, const Tensor& dout, const Tensor& dtable,
                         const EmbeddingScale& scale);

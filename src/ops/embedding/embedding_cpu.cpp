@@ -107,4 +107,13 @@ void embedding_backward(Context& ctx, const Tensor& tokens, const Tensor& table,
   });
 }
 
+void take_fed(Context&, const Tensor& tokens, const Tensor& feed) {
+  for (std::int64_t i = 0; i < tokens.size(); ++i) {
+    std::int32_t& token = tokens.as<std::int32_t>()[i];
+    if (token >= 0) continue;
+    check(-1 - token < feed.size(), "[take_fed] expected references to {} fed tokens, got {}", feed.size(), token);
+    token = feed.as<std::int32_t>()[-1 - token];
+  }
+}
+
 }  // namespace bhyt::cpu

@@ -1,0 +1,88 @@
+// Attention over pages by plain kernels: any head width up to 256, fp32 and bf16. One warp per query.
+#include "core/cuda.cuh"
+#include "ops/attention/paged.h"
+
+namespace bhyt::cuda {
+
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kMaxDim = 256, kPerLane = kMaxDim / 32;
+
+// Where a position of a sequence lies.
+struct Places {
+  const std::int32_t *positions, *sequences, *table;
+  int width;  // of the table
+  __device__ std::int64_t row(int sequence, int position) const {
+    constexpr int kPage = static_cast<int>(kPageTokens);
+    return static_cast<std::int64_t>(table[static_cast<std::int64_t>(sequence) * width + position / kPage]) * kPage + position % kPage;
+  }
+};
+
+Places places_of(const PagedRows& at) {
+  return {at.positions.as<std::int32_t>(), at.sequences.as<std::int32_t>(), at.table.as<std::int32_t>(), static_cast<int>(at.table.cols())};
+}
+
+template <class T>
+__global__ void write_kernel(const T* kv, std::int64_t ld, T* pages, int cols, Places at) {
+  const int i = blockIdx.x;
+  T* to = pages + at.row(at.sequences[i], at.positions[i]) * cols;
+  for (int c = threadIdx.x; c < cols; c += blockDim.x) to[c] = kv[i * ld + c];
+}
+
+template <class T>
+__global__ void any_kernel(const T* q, std::int64_t ldq, const T* pages, std::int64_t ld, T* out, std::int64_t ldo, int rows, int group,
+                           int d, int value_at, float scale, Places at) {
+  const int i = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32, lane = threadIdx.x % 32;
+  if (i >= rows) return;
+  const int h = blockIdx.y, sequence = at.sequences[i], last = at.positions[i];
+  const T* key_column = pages + static_cast<std::int64_t>(h / group) * d;
+  float query[kPerLane], sum[kPerLane] = {}, top = -INFINITY, total = 0;
+#pragma unroll
+  for (int k = 0; k < kPerLane; ++k)
+    query[k] = lane + 32 * k < d ? scale * load1(q + i * ldq + static_cast<std::int64_t>(h) * d + lane + 32 * k) : 0.f;
+  for (int s = 0; s <= last; ++s) {
+    const T* key = key_column + at.row(sequence, s) * ld;
+    float score = 0;
+#pragma unroll
+    for (int k = 0; k < kPerLane; ++k)
+      if (lane + 32 * k < d) score += query[k] * load1(key + lane + 32 * k);
+    score = warp_sum(score);
+    const float high = fmaxf(top, score), shrink = __expf(top - high), p = __expf(score - high);
+    total = total * shrink + p;
+#pragma unroll
+    for (int k = 0; k < kPerLane; ++k)
+      if (lane + 32 * k < d) sum[k] = sum[k] * shrink + p * load1(key + value_at + lane + 32 * k);
+    top = high;
+  }
+#pragma unroll
+  for (int k = 0; k < kPerLane; ++k)
+    if (lane + 32 * k < d) store1(out + i * ldo + static_cast<std::int64_t>(h) * d + lane + 32 * k, sum[k] / total);
+}
+
+}  // namespace
+
+void write_pages(Context& ctx, const Tensor& kv, const Tensor& pages, const PagedRows& at) {
+  dispatch_float(kv.dtype, [&](auto t) {
+    using T = decltype(t);
+    write_kernel<T><<<static_cast<unsigned>(kv.rows()), 256, 0, stream(ctx)>>>(kv.as<T>(), kv.ld, pages.as<T>(),
+                                                                               static_cast<int>(pages.cols()), places_of(at));
+  });
+  check_launch("write_pages");
+}
+
+void attention_paged(Context& ctx, const Tensor& q, const Tensor& pages, const Tensor& out, const PagedRows& at, const AttentionShape& s) {
+  if (s.head_dim > kMaxDim) fail("[attention_paged] expected a head width of at most 256 on the GPU, got " + std::to_string(s.head_dim));
+  dispatch_float(q.dtype, [&](auto t) {
+    using T = decltype(t);
+    any_kernel<T><<<dim3(blocks_for(q.rows(), kWarps), static_cast<unsigned>(s.heads)), 32 * kWarps, 0, stream(ctx)>>>(
+        q.as<T>(), q.ld, pages.as<T>(), pages.ld, out.as<T>(), out.ld, static_cast<int>(q.rows()), static_cast<int>(s.heads / s.kv_heads),
+        static_cast<int>(s.head_dim), static_cast<int>(s.kv_heads * s.head_dim),
+        static_cast<float>(1.0 / std::sqrt(static_cast<double>(s.head_dim))), places_of(at));
+  });
+  check_launch("attention_paged");
+}
+
+void reserve_attention_paged(Context&, std::int64_t, std::int64_t, const AttentionShape&) {}
+
+}  // namespace bhyt::cuda

@@ -1,0 +1,53 @@
+// Attention of sequences that are being continued. Their keys and values lie in pages, which need not follow one another in memory, and
+// which several sequences that begin alike may share.
+#pragma once
+
+#include <span>
+
+#include "ops/attention/attention.h"
+
+namespace bhyt {
+
+constexpr std::int64_t kPageTokens = 32;  // positions in a page
+
+// Rows of one call that follow one another in a sequence.
+struct PagedPiece {
+  std::int64_t row = 0, rows = 1;  // in the call
+  std::int64_t past = 0;           // positions of the sequence before them
+  std::int64_t sequence = 0;       // row of the table
+};
+
+// Where the rows of a call stand. Row i sees the positions 0…positions[i] of its sequence; position p lies in row
+// table[sequences[i]][p / kPageTokens] · kPageTokens + p % kPageTokens of the pages.
+struct PagedRows {
+  Tensor positions, sequences;         // int32 [N]
+  Tensor table;                        // int32 [S, P]
+  std::span<const PagedPiece> pieces;  // the same by piece, on the host
+};
+
+// New keys and values, side by side in every row of kv [N, 2·K·D], to their places in pages [·, 2·K·D].
+void write_pages(Context& ctx, const Tensor& kv, const Tensor& pages, const PagedRows& at);
+
+// q [N, H·D], rotated; out [N, H·D]. shape.batch and shape.seq are not read. On the CPU a row's result has the same bits whatever rows
+// come with it.
+void attention_paged(Context& ctx, const Tensor& q, const Tensor& pages, const Tensor& out, const PagedRows& at,
+                     const AttentionShape& shape);
+
+// Takes the scratch for sequences of up to `length` positions and calls of up to `rows` rows, so that a settled context can go on to the
+// end.
+void reserve_attention_paged(Context& ctx, std::int64_t rows, std::int64_t length, const AttentionShape& shape);
+
+namespace cpu {
+void write_pages(Context& ctx, const Tensor& kv, const Tensor& pages, const PagedRows& at);
+void attention_paged(Context& ctx, const Tensor& q, const Tensor& pages, const Tensor& out, const PagedRows& at,
+                     const AttentionShape& shape);
+void reserve_attention_paged(Context& ctx, std::int64_t rows, std::int64_t length, const AttentionShape& shape);
+}  // namespace cpu
+namespace cuda {
+void write_pages(Context& ctx, const Tensor& kv, const Tensor& pages, const PagedRows& at);
+void attention_paged(Context& ctx, const Tensor& q, const Tensor& pages, const Tensor& out, const PagedRows& at,
+                     const AttentionShape& shape);
+void reserve_attention_paged(Context& ctx, std::int64_t rows, std::int64_t length, const AttentionShape& shape);
+}  // namespace cuda
+
+}  // namespace bhyt
