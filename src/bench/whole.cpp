@@ -1,13 +1,11 @@
-// The whole model: training steps, prompts, single tokens.
+// The whole model: training steps.
 #include <fmt/format.h>
 #include <sys/resource.h>
 
-#include <numeric>
-
 #include "bench/measure.h"
+#include "bench/products.h"
 #include "core/profile.h"
 #include "core/rng.h"
-#include "model/decode_pass.h"
 #include "model/train_pass.h"
 #include "ops/adamw/adamw.h"
 #include "train/optimizer.h"
@@ -15,10 +13,6 @@
 namespace bhyt::bench {
 
 namespace {
-
-std::string model_name(const Settings& s) {
-  return s.model.preset.empty() ? fmt::format("d{}×{}", s.model.d, s.model.layers) : s.model.preset;
-}
 
 OwnedTensor random_tokens(const Settings& s, std::uint64_t seed) {
   std::vector<std::int32_t> ids(static_cast<std::size_t>(s.batch * s.seq));
@@ -28,52 +22,6 @@ OwnedTensor random_tokens(const Settings& s, std::uint64_t seed) {
   from_host(s.ctx, ids.data(), t);
   return t;
 }
-
-std::unique_ptr<Model> make_model(const Settings& s) {
-  auto model = std::make_unique<Model>(s.ctx, s.model, s.dtype);
-  model->parameters().initialize(0);
-  model->refresh_constants();
-  return model;
-}
-
-// The matrix products of a pass and nothing else, in its order and sizes. The head's rows are cut as a large vocabulary forces any
-// implementation to.
-class Products {
- public:
-  Products(const Settings& s, std::int64_t tokens, std::int64_t head_tokens, bool backward) : backward_(backward) {
-    for (Product p : products(s.model, tokens)) {
-      pieces_.push_back(1);
-      if (p.name == "head") {
-        const std::int64_t fits = std::max<std::int64_t>(1, (std::int64_t{256} << 20) / (p.n * 4));
-        pieces_.back() = (head_tokens + fits - 1) / fits;
-        p.m = (head_tokens + pieces_.back() - 1) / pieces_.back();
-      }
-      list_.push_back(p);
-      operands_.push_back(std::make_unique<Operands>(s.ctx, p, s.dtype, backward));
-    }
-  }
-  void run() const {
-    for (std::int64_t l = 0; l < list_[0].count; ++l)
-      for (std::size_t i = 0; i + 1 < list_.size(); ++i) operands_[i]->forward();
-    for (std::int64_t i = 0; i < pieces_.back(); ++i) {
-      operands_.back()->forward();
-      if (backward_) back(*operands_.back());
-    }
-    if (!backward_) return;
-    for (std::int64_t l = 0; l < list_[0].count; ++l)
-      for (std::size_t i = list_.size() - 1; i-- > 0;) back(*operands_[i]);
-  }
-
- private:
-  static void back(const Operands& o) {
-    o.backward_x();
-    o.backward_w();
-  }
-  bool backward_;
-  std::vector<Product> list_;
-  std::vector<std::int64_t> pieces_;
-  std::vector<std::unique_ptr<Operands>> operands_;
-};
 
 double peak_rss() {
   rusage usage{};
@@ -118,29 +66,6 @@ class Step {
   std::int64_t step_ = 0;
 };
 
-// One sequence, fed piece by piece, its logits brought to the host.
-struct Decoder {
-  Context& ctx;
-  KvPages memory;
-  DecodePass pass;
-  std::vector<std::int32_t> pages;
-  std::int64_t past = 0;
-  std::vector<float> logits;
-  Decoder(const Settings& s, const Model& model, std::int64_t capacity)
-      : ctx(s.ctx),
-        memory(ctx, model, KvPages::pages_for(capacity)),
-        pass(ctx, model, memory, {.tokens = s.seq, .sequences = 1, .length = capacity}),
-        pages(static_cast<std::size_t>(memory.count())),
-        logits(static_cast<std::size_t>(model.config().vocab)) {
-    std::iota(pages.begin(), pages.end(), 0);
-  }
-  void feed(std::span<const std::int32_t> tokens) {
-    const DecodePass::Piece piece{.tokens = tokens, .past = past, .pages = pages};
-    to_host(ctx, pass.run({&piece, 1}).logits, logits.data());
-    past += std::ssize(tokens);
-  }
-};
-
 }  // namespace
 
 std::vector<Result> bench_train(const Settings& s) {
@@ -176,42 +101,6 @@ std::vector<Result> bench_train(const Settings& s) {
   r.parts.emplace_back("tflops", flops_per_token(s.model, s.seq) * tokens / t[0] * 1e-12);
   if (!gpu) r.parts.emplace_back("peak_rss_bytes", rss);
   return {r};
-}
-
-std::vector<Result> bench_prompt(const Settings& s) {
-  const auto model = make_model(s);
-  const std::vector<std::int32_t> ids(static_cast<std::size_t>(s.seq), 1);
-  Decoder decoder(s, *model, s.seq);
-  const Products alone(s, s.seq, 1, false);
-  const auto prompt = [&] {
-    decoder.past = 0;
-    decoder.feed(ids);
-  };
-  const std::vector<double> t = take_turns(s.ctx, {prompt, [&] { alone.run(); }}, s.reps);
-  return {{.test = fmt::format("prompt {} {} {}", model_name(s), s.seq, s.model.norm.method),
-           .tok_s = static_cast<double>(s.seq) / t[0],
-           .ms = t[0] * 1e3,
-           .limit = static_cast<double>(s.seq) / t[1],
-           .limit_name = "its matrix products"}};
-}
-
-std::vector<Result> bench_decode(const Settings& s) {
-  const auto model = make_model(s);
-  constexpr std::int64_t kMore = 8192;  // tokens: more than the measurement can take
-  const std::vector<std::int32_t> ids(static_cast<std::size_t>(s.seq), 1);
-  // A token has to read every weight once; the embedding is the head's (tied) or one row.
-  const auto weights = static_cast<double>(model->parameters().value_bytes());
-  const OwnedTensor from = filled(s.ctx, s.dtype, {model->parameters().count()}), to(s.ctx, s.dtype, {model->parameters().count()});
-  Decoder decoder(s, *model, s.seq + kMore);
-  decoder.feed(ids);
-  const std::vector<double> t = take_turns(s.ctx, {[&] { decoder.feed({ids.data(), 1}); }, [&] { copy_all(s.ctx, from, to); }}, s.reps);
-  const double bandwidth = 2 * static_cast<double>(from.t.bytes()) / t[1];
-  return {{.test = fmt::format("decode {} after {} {}", model_name(s), s.seq, s.model.norm.method),
-           .tok_s = 1 / t[0],
-           .ms = t[0] * 1e3,
-           .limit = bandwidth / weights,
-           .limit_name = "reading the weights at copy speed",
-           .parts = {{"weight_bytes", weights}}}};
 }
 
 }  // namespace bhyt::bench

@@ -62,13 +62,12 @@ std::string rate_of(const Result& r, double value) {
 void print_row(const Result& r, DType dtype) {
   fmt::print("{:<56} {:<5} {:>11.3f} ms {:>18}  {:5.1f}% of {} ({})\n", r.test, name_of(dtype), r.ms, rate_of(r, r.rate()),
              100 * r.fraction(), rate_of(r, r.limit), r.limit_name);
-  if (!r.test.starts_with("train")) return;
   double sum = 0;
   for (const auto& [name, value] : r.parts)
     if (name.ends_with(" ms")) sum += value;
   for (const auto& [name, value] : r.parts)
     if (name.ends_with(" ms") && value > 0)
-      fmt::print("  {:<20} {:>11.3f} ms  {:5.1f}% of a step\n", name.substr(0, name.size() - 3), value, 100 * value / sum);
+      fmt::print("  {:<20} {:>11.3f} ms  {:5.1f}% of the whole\n", name.substr(0, name.size() - 3), value, 100 * value / sum);
 }
 
 Json to_json(const Result& r, const Settings& s) {

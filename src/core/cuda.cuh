@@ -105,4 +105,36 @@ __device__ __forceinline__ F block_sum(F v, F* shared) {
   return shared[32];
 }
 
+// For kernels that launch_early starts: before wait_for_previous() nothing may be read that an earlier kernel writes, and nothing written;
+// after let_next_begin() the next kernel may begin beside this one.
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Launches a kernel that may begin before the one before it has ended, where the GPU can (Hopper and later).
+template <class... Params, class... Args>
+void launch_early(Context& ctx, void (*kernel)(Params...), dim3 grid, int threads, std::size_t bytes, Args... args) {
+  BHYT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+  int major = 0;
+  BHYT_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ctx.queue().device));
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = bytes;
+  config.stream = stream(ctx);
+  config.attrs = &early;
+  config.numAttrs = major >= 9 ? 1 : 0;
+  BHYT_CUDA(cudaLaunchKernelEx(&config, kernel, Params(args)...));
+}
+
 }  // namespace bhyt::cuda

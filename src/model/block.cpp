@@ -48,13 +48,24 @@ AttentionShape Block::shape(const Positions& at) const {
   return {.batch = at.batch, .seq = at.seq, .heads = config_.heads, .kv_heads = config_.kv_heads, .head_dim = config_.head_dim};
 }
 
-Given Block::given(const Kept& keep, float aux) const {
+void Block::make_constant(Context& ctx, const Tensor& constant) const {
+  if (plan_.uses_constant)
+    norm_constant(ctx, c_attn_, site1_.scale, site1_.factor * site1_.out_factor, plan_.gamma_in_constant ? site1_.gamma : Tensor{},
+                  constant);
+}
+
+Given Block::given(const Tensor& ms, const Tensor& constant) const {
   Given g;
-  g.ms = Tensor(keep.stats1.data, DType::f32, keep.stats1.device, {keep.x.rows()});
-  g.constant = keep.constant;
+  g.ms = ms;
+  g.constant = constant;
   g.ms_correction = w_.ms_correction;
   g.constant_correction = w_.constant_correction;
   g.calibration = plan_.calibration;
+  return g;
+}
+
+Given Block::given_of(const Kept& keep, float aux) const {
+  Given g = given(Tensor(keep.stats1.data, DType::f32, keep.stats1.device, {keep.x.rows()}), keep.constant);
   g.aux = plan_.approximated ? aux : 0;
   g.exact = keep.exact;
   return g;
@@ -65,7 +76,7 @@ void Block::show_site(Context& ctx, const Observers& see, bool second, const Kep
   const Point statistic = second ? Point::statistic2 : Point::statistic1, scale = second ? Point::scale2 : Point::scale1;
   if (!see.want(statistic, layer_) && !see.want(scale, layer_)) return;
   const NormSite& site = second ? site2_ : site1_;
-  const Given g = given(keep, 0);
+  const Given g = given_of(keep, 0);
   const OwnedTensor made(ctx, DType::f32, {2, keep.x.rows()});
   const auto row = [&](std::int64_t i) { return made.t.row_slice(i, 1).reshape({keep.x.rows()}); };
   norm_scales(ctx, site, second ? keep.stats2 : keep.stats1, site.stat == Stat::given ? &g : nullptr, row(0), row(1));
@@ -99,10 +110,8 @@ void Block::after_attention(Context& ctx, Stream& stream, const Kept& keep, cons
   linear(ctx, keep.att, w_.o, projected);
   see.show(ctx, Point::attention_output, layer_, projected);
   if (out1_) norm(ctx, *out1_, {.x = keep.out1, .z = scratch.branch, .stats = keep.stats_out1});
-  if (plan_.uses_constant)
-    norm_constant(ctx, c_attn_, site1_.scale, site1_.factor * site1_.out_factor, plan_.gamma_in_constant ? site1_.gamma : Tensor{},
-                  keep.constant);
-  const Given g = given(keep, aux);
+  make_constant(ctx, keep.constant);
+  const Given g = given_of(keep, aux);
   norm(ctx, site2_,
        {.x = stream.x,
         .add = scratch.branch,
@@ -134,7 +143,7 @@ void Block::forward(Context& ctx, Stream& stream, const Kept& keep, const BlockS
 
 void Block::recompute_norms(Context& ctx, const Kept& keep) const {
   norm(ctx, site1_, {.x = keep.x, .z = keep.z1});
-  const Given g = given(keep, 0);
+  const Given g = given_of(keep, 0);
   norm(ctx, site2_, {.x = keep.x2, .z = keep.z2, .given = site2_.stat == Stat::given ? &g : nullptr});
 }
 
@@ -181,7 +190,7 @@ void Block::backward(Context& ctx, const Kept& keep, const BlockScratch& s, cons
                      const BackwardOptions& options) const {
   mlp_backward(ctx, keep, s, gradients, options);
   const bool is_given = site2_.stat == Stat::given;
-  Given g = given(keep, options.aux);
+  Given g = given_of(keep, options.aux);
   if (is_given) {
     if (!stop_gradient_) g.dms = s.dms;
     g.dms_correction = gradients.ms_correction;

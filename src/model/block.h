@@ -74,13 +74,21 @@ class Block {
   void before_attention(Context& ctx, Stream& stream, const Kept& keep, const Positions& at, const Observers& see) const;
   void after_attention(Context& ctx, Stream& stream, const Kept& keep, const BlockScratch& scratch, float aux, const Observers& see) const;
 
+  // For passes that put a step together in their own way: C of this layer, and a given statistic from it and the block's input's mean
+  // squares.
+  void make_constant(Context& ctx, const Tensor& constant) const;
+  Given given(const Tensor& ms, const Tensor& constant) const;
+  const LayerWeights& weights() const { return w_; }
+  const std::optional<NormSite>& out1() const { return out1_; }
+  const std::optional<NormSite>& out2() const { return out2_; }
+
   const BlockPlan& plan() const { return plan_; }
   const NormSite& site1() const { return site1_; }
   const NormSite& site2() const { return site2_; }
 
  private:
   AttentionShape shape(const Positions& at) const;
-  Given given(const Kept& keep, float aux) const;
+  Given given_of(const Kept& keep, float aux) const;
   void show_site(Context& ctx, const Observers& see, bool second, const Kept& keep) const;
   void mlp_backward(Context& ctx, const Kept& keep, const BlockScratch& s, const LayerWeights& gradients,
                     const BackwardOptions& options) const;

@@ -1,6 +1,7 @@
 #include "model/decode_pass.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "core/check.h"
 #include "ops/cross_entropy/cross_entropy.h"
@@ -12,6 +13,7 @@ namespace bhyt {
 // What one call brings, on the device. wanted: the rows whose logits are asked for, then those that are scored.
 struct DecodePass::Inputs {
   std::int64_t rows = 0, logits = 0, scored = 0;
+  bool single = true;  // a token of each sequence
   Tensor tokens, wanted, targets;
   PagedRows at;
 };
@@ -45,6 +47,7 @@ DecodePass::DecodePass(Context& ctx, const Model& model, KvPages& pages, const L
       losses_(ctx, DType::f32, {limits.tokens}),
       greedy_(ctx, DType::i32, {limits.tokens}) {
   reserve_attention_paged(ctx, limits.tokens, limits.length, heads_of(model.config()));
+  if (FewRowsPass::takes(model)) few_rows_.emplace(ctx, model, pages, rope_);
 }
 
 namespace {
@@ -68,9 +71,12 @@ DecodePass::Inputs DecodePass::put(std::span<const Piece> pieces) {
   check(!pieces.empty() && std::ssize(pieces) <= limits_.sequences, "[generate] expected tokens of 1 to {} sequences, got {}",
         limits_.sequences, pieces.size());
   Inputs in;
+  std::int64_t longest = 0;
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     check_piece(pieces[i], static_cast<std::int64_t>(i), limits_, pages_.count());
     in.rows += std::ssize(pieces[i].tokens);
+    in.single &= pieces[i].tokens.size() == 1;
+    longest = std::max(longest, pieces[i].past + std::ssize(pieces[i].tokens));
     in.logits += pieces[i].logits;
     in.scored += std::count_if(pieces[i].targets.begin(), pieces[i].targets.end(), [](std::int32_t t) { return t >= 0; });
   }
@@ -113,6 +119,7 @@ DecodePass::Inputs DecodePass::put(std::span<const Piece> pieces) {
   in.wanted = ints(1, head_rows);
   in.at.table = ints(std::ssize(pieces), table_width_);
   in.at.pieces = where_;
+  in.at.longest = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(longest)));
   return in;
 }
 
@@ -120,7 +127,6 @@ void DecodePass::blocks(const Inputs& in) {
   const ModelConfig& c = model_.config();
   const std::int64_t q = c.q_width(), kv = c.kv_width();
   const Positions at{.batch = 1, .seq = in.rows, .table = rope_, .positions = in.at.positions, .first = {}};
-  if (feed) take_fed(ctx_, in.tokens, feed);
   embedding(ctx_, in.tokens, model_.weights().embedding, act_.kept[0].x, model_.embedding_scale());
   observers.show(ctx_, Point::embedding, 0, act_.kept[0].x);
   Stream stream{act_.kept[0].x, {}};
@@ -139,18 +145,14 @@ void DecodePass::blocks(const Inputs& in) {
 }
 
 // Logits and losses of the rows that are asked for; the others never reach the head.
-DecodePass::Result DecodePass::heads(const Inputs& in) {
-  Result out;
+void DecodePass::heads(const Inputs& in, const Result& out) {
   const Tensor& head = model_.weights().head;
   const Tensor rows = rows_.t.row_slice(0, in.logits + in.scored);
   if (rows.rows() > 0) embedding(ctx_, in.wanted, act_.z, rows);
-  out.logits = logits_.t.row_slice(0, in.logits);
   if (in.logits > 0) {
     gemm(ctx_, rows.row_slice(0, in.logits), head, out.logits, {.trans_b = true});
     observers.show(ctx_, Point::logits, model_.config().layers + 1, out.logits);
   }
-  out.losses = Tensor(losses_.t.data, DType::f32, ctx_.device(), {in.scored});
-  out.greedy = Tensor(greedy_.t.data, DType::i32, ctx_.device(), {in.scored});
   if (in.scored > 0)
     cross_entropy(ctx_, {.x = rows.row_slice(in.logits, in.scored),
                          .w = head,
@@ -163,13 +165,31 @@ DecodePass::Result DecodePass::heads(const Inputs& in) {
                          .dx = {},
                          .dw = {},
                          .workspace = act_.workspace});
-  return out;
+}
+
+void DecodePass::compute(const Inputs& in, const Result& out) {
+  if (feed) take_fed(ctx_, in.tokens, feed);
+  if (few_rows_ && in.rows <= kFewRows && in.single && in.logits == in.rows && in.scored == 0 && !observers.any())
+    return few_rows_->run(in.tokens, in.at, out.logits);
+  blocks(in);
+  heads(in, out);
 }
 
 DecodePass::Result DecodePass::run(std::span<const Piece> pieces) {
   const Inputs in = put(pieces);
-  blocks(in);
-  return heads(in);
+  const Result out{.logits = logits_.t.row_slice(0, in.logits),
+                   .losses = Tensor(losses_.t.data, DType::f32, ctx_.device(), {in.scored}),
+                   .greedy = Tensor(greedy_.t.data, DType::i32, ctx_.device(), {in.scored})};
+  // Single tokens come again and again in the same shape; prompts hardly ever do.
+  if (!in.single || observers.any()) {
+    compute(in, out);
+  } else {
+    const GraphCache::Key key{static_cast<std::uint64_t>(in.rows),        static_cast<std::uint64_t>(in.logits),
+                              static_cast<std::uint64_t>(in.scored),      static_cast<std::uint64_t>(in.at.longest),
+                              reinterpret_cast<std::uint64_t>(feed.data), ctx_.scratch_version()};
+    graphs_.run(ctx_, key, [&] { compute(in, out); });
+  }
+  return out;
 }
 
 }  // namespace bhyt

@@ -4,8 +4,12 @@
 #include <span>
 #include <vector>
 
+#include <optional>
+
+#include "core/graph.h"
 #include "core/mirror.h"
 #include "model/activations.h"
+#include "model/few_rows_pass.h"
 #include "model/kv_pages.h"
 
 namespace bhyt {
@@ -42,7 +46,8 @@ class DecodePass {
   struct Inputs;
   Inputs put(std::span<const Piece> pieces);
   void blocks(const Inputs& in);
-  Result heads(const Inputs& in);
+  void heads(const Inputs& in, const Result& out);
+  void compute(const Inputs& in, const Result& out);
 
   Context& ctx_;
   const Model& model_;
@@ -54,6 +59,8 @@ class DecodePass {
   Mirror input_;  // int32: tokens, positions, sequences, wanted rows, targets; then the table of pages
   std::vector<PagedPiece> where_;
   OwnedTensor rows_, logits_, losses_, greedy_;
+  std::optional<FewRowsPass> few_rows_;  // where its kernels are made for the model
+  GraphCache graphs_;
 };
 
 }  // namespace bhyt

@@ -4,6 +4,7 @@
 #include "ops/attention/paged.h"
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/embedding/embedding.h"
+#include "ops/few_rows/few_rows.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/tuning.h"
 #include "ops/norm/norm.h"
@@ -34,6 +35,11 @@ void cross_entropy(Context&, const CrossEntropy&) { absent(); }
 void take_fed(Context&, const Tensor&, const Tensor&) { absent(); }
 void embedding(Context&, const Tensor&, const Tensor&, const Tensor&, const EmbeddingScale&) { absent(); }
 void embedding_backward(Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const EmbeddingScale&) { absent(); }
+
+void few_rows_qkv(Context&, const FewRows&, const Tensor&, const FewHeads&) { absent(); }
+void few_rows_linear(Context&, const FewRows&, const Tensor&, const FewResidual&) { absent(); }
+void few_rows_swiglu(Context&, const FewRows&, const Tensor&, const Tensor&) { absent(); }
+void few_rows_logits(Context&, const FewRows&, const Tensor&, const Tensor&) { absent(); }
 
 void gemm(Context&, const Tensor&, const Tensor&, const Tensor&, const GemmOptions&) { absent(); }
 

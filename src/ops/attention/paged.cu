@@ -1,6 +1,5 @@
-// Attention over pages by plain kernels: any head width up to 256, fp32 and bf16. One warp per query.
-#include "core/cuda.cuh"
-#include "ops/attention/paged.h"
+// Attention over pages: the choice of a kernel, and the plain one for any head width up to 256, fp32 and bf16, with one warp per query.
+#include "ops/attention/paged.cuh"
 
 namespace bhyt::cuda {
 
@@ -9,16 +8,6 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kMaxDim = 256, kPerLane = kMaxDim / 32;
 
-// Where a position of a sequence lies.
-struct Places {
-  const std::int32_t *positions, *sequences, *table;
-  int width;  // of the table
-  __device__ std::int64_t row(int sequence, int position) const {
-    constexpr int kPage = static_cast<int>(kPageTokens);
-    return static_cast<std::int64_t>(table[static_cast<std::int64_t>(sequence) * width + position / kPage]) * kPage + position % kPage;
-  }
-};
-
 Places places_of(const PagedRows& at) {
   return {at.positions.as<std::int32_t>(), at.sequences.as<std::int32_t>(), at.table.as<std::int32_t>(), static_cast<int>(at.table.cols())};
 }
@@ -26,7 +15,8 @@ Places places_of(const PagedRows& at) {
 template <class T>
 __global__ void write_kernel(const T* kv, std::int64_t ld, T* pages, int cols, Places at) {
   const int i = blockIdx.x;
-  T* to = pages + at.row(at.sequences[i], at.positions[i]) * cols;
+  const int position = at.positions[i];
+  T* to = pages + (static_cast<std::int64_t>(at.pages_of(i)[position / kPage]) * kPage + position % kPage) * cols;
   for (int c = threadIdx.x; c < cols; c += blockDim.x) to[c] = kv[i * ld + c];
 }
 
@@ -35,14 +25,15 @@ __global__ void any_kernel(const T* q, std::int64_t ldq, const T* pages, std::in
                            int d, int value_at, float scale, Places at) {
   const int i = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32, lane = threadIdx.x % 32;
   if (i >= rows) return;
-  const int h = blockIdx.y, sequence = at.sequences[i], last = at.positions[i];
+  const int h = blockIdx.y, last = at.positions[i];
+  const std::int32_t* const table = at.pages_of(i);
   const T* key_column = pages + static_cast<std::int64_t>(h / group) * d;
   float query[kPerLane], sum[kPerLane] = {}, top = -INFINITY, total = 0;
 #pragma unroll
   for (int k = 0; k < kPerLane; ++k)
     query[k] = lane + 32 * k < d ? scale * load1(q + i * ldq + static_cast<std::int64_t>(h) * d + lane + 32 * k) : 0.f;
   for (int s = 0; s <= last; ++s) {
-    const T* key = key_column + at.row(sequence, s) * ld;
+    const T* key = key_column + (static_cast<std::int64_t>(table[s / kPage]) * kPage + s % kPage) * ld;
     float score = 0;
 #pragma unroll
     for (int k = 0; k < kPerLane; ++k)
@@ -71,18 +62,48 @@ void write_pages(Context& ctx, const Tensor& kv, const Tensor& pages, const Page
   check_launch("write_pages");
 }
 
-void attention_paged(Context& ctx, const Tensor& q, const Tensor& pages, const Tensor& out, const PagedRows& at, const AttentionShape& s) {
+namespace {
+
+void attention_any(Context& ctx, const Tensor& q, const Tensor& pages, const Tensor& out, const PagedRows& at, const AttentionShape& s,
+                   float scale) {
   if (s.head_dim > kMaxDim) fail("[attention_paged] expected a head width of at most 256 on the GPU, got " + std::to_string(s.head_dim));
   dispatch_float(q.dtype, [&](auto t) {
     using T = decltype(t);
     any_kernel<T><<<dim3(blocks_for(q.rows(), kWarps), static_cast<unsigned>(s.heads)), 32 * kWarps, 0, stream(ctx)>>>(
         q.as<T>(), q.ld, pages.as<T>(), pages.ld, out.as<T>(), out.ld, static_cast<int>(q.rows()), static_cast<int>(s.heads / s.kv_heads),
-        static_cast<int>(s.head_dim), static_cast<int>(s.kv_heads * s.head_dim),
-        static_cast<float>(1.0 / std::sqrt(static_cast<double>(s.head_dim))), places_of(at));
+        static_cast<int>(s.head_dim), static_cast<int>(s.kv_heads * s.head_dim), scale, places_of(at));
   });
   check_launch("attention_paged");
 }
 
-void reserve_attention_paged(Context&, std::int64_t, std::int64_t, const AttentionShape&) {}
+}  // namespace
+
+// Single rows that follow one another are one launch.
+void attention_paged(Context& ctx, const Tensor& q, const Tensor& pages, const Tensor& out, const PagedRows& at, const AttentionShape& s) {
+  const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(s.head_dim)));
+  if (!paged_takes(q, pages, out, s)) return attention_any(ctx, q, pages, out, at, s, scale);
+  const PagedCall call{.q = q.as<bf16>(),
+                       .pages = pages.as<bf16>(),
+                       .out = out.as<bf16>(),
+                       .ldq = q.ld,
+                       .ld = pages.ld,
+                       .ldo = out.ld,
+                       .at = places_of(at),
+                       .heads = static_cast<int>(s.heads),
+                       .kv_heads = static_cast<int>(s.kv_heads),
+                       .scale = scale};
+  const int d = static_cast<int>(s.head_dim);
+  for (std::size_t i = 0; i < at.pieces.size();) {
+    std::size_t end = i;
+    const bool single = at.pieces[i].rows == 1;
+    std::int64_t longest = 0;
+    for (; end < at.pieces.size() && (at.pieces[end].rows == 1) == single; ++end) longest = std::max(longest, at.pieces[end].past + 1);
+    if (single)
+      attention_paged_decode(ctx, call, static_cast<int>(at.pieces[i].row), static_cast<int>(end - i), std::max(longest, at.longest), d);
+    else
+      attention_paged_chunks(ctx, call, at.pieces.subspan(i, end - i), d);
+    i = end;
+  }
+}
 
 }  // namespace bhyt::cuda

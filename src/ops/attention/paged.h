@@ -23,6 +23,7 @@ struct PagedRows {
   Tensor positions, sequences;         // int32 [N]
   Tensor table;                        // int32 [S, P]
   std::span<const PagedPiece> pieces;  // the same by piece, on the host
+  std::int64_t longest = 0;            // work is laid out for sequences at least this long: a recorded call may be replayed for longer ones
 };
 
 // New keys and values, side by side in every row of kv [N, 2·K·D], to their places in pages [·, 2·K·D].

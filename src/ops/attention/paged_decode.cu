@@ -1,0 +1,221 @@
+// Attention of single queries over pages, by mma.sync. A block has one sequence and one key/value head; its warps take pages in turns, each
+// with its own two in shared memory. The query heads of the group are the rows of a product. Long sequences are split over several blocks,
+// and the last to end puts their results together.
+#include <algorithm>
+
+#include "core/memory.h"
+#include "ops/attention/paged.cuh"
+
+namespace bhyt::cuda {
+
+namespace {
+
+using namespace flash;
+
+constexpr int kStages = 2, kRows = 16, kNT = kPage / 8;
+constexpr float kLowest = -3e38f;  // below any score, and finite: less itself it is zero
+constexpr int kMostSplits = 32;
+
+template <int D>
+constexpr int kPageBytes = 2 * tile_bytes<D>(kPage);  // keys and values
+template <int D>
+constexpr int kShared = tile_bytes<D>(kRows) + kWarps * kStages * kPageBytes<D>;
+
+// Begins to copy a page's keys and values of one head into a warp's tiles; zeros for positions from `end` on.
+template <int D>
+__device__ __forceinline__ void load_page(unsigned tile, const bf16* page, std::int64_t ld, std::int64_t value_at, int end) {
+  constexpr int kChunks = D / 8, kStep = 32 / kChunks;
+  const int chunk = lane() % kChunks, begin = lane() / kChunks;
+#pragma unroll
+  for (int r = 0; r < kPage; r += kStep) {
+    const bool real = begin + r < end;
+    const unsigned to = tile + place<D>(begin + r, chunk);
+    const bf16* from = page + (real ? begin + r : 0) * ld + chunk * 8;
+    copy_async16(to, from, real);
+    copy_async16(to + tile_bytes<D>(kPage), from + value_at, real);
+  }
+}
+
+// What a warp has of its rows so far.
+template <int D>
+struct Running {
+  float o[1][D / 8][4], base[2] = {kLowest, kLowest}, sum[2] = {0, 0};
+  __device__ Running() { clear(o); }
+
+  __device__ __forceinline__ void add(float (&s)[1][kNT][4], unsigned values, float c) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float top = base[r];
+#pragma unroll
+      for (int n = 0; n < kNT; ++n) top = fmaxf(top, fmaxf(s[0][n][2 * r], s[0][n][2 * r + 1]));
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+      const float shrink = exp2_fast((base[r] - top) * c);
+      base[r] = top;
+      sum[r] *= shrink;
+#pragma unroll
+      for (int n = 0; n < D / 8; ++n) o[0][n][2 * r] *= shrink, o[0][n][2 * r + 1] *= shrink;
+#pragma unroll
+      for (int n = 0; n < kNT; ++n)
+#pragma unroll
+        for (int i = 2 * r; i < 2 * r + 2; ++i) sum[r] += s[0][n][i] = exp2_fast((s[0][n][i] - top) * c);
+    }
+    multiply_columns<D>(o, Packed(s), values);
+  }
+};
+
+// A row's unfinished result: its sum and what that is relative to, in front of it.
+template <int D>
+constexpr int kPart = D + 2;
+
+// Puts `n` unfinished results of `rows` rows together; from: a row's results lie `stride` floats apart, rows `between`.
+template <int D>
+__device__ __forceinline__ void join(const float* from, int n, int stride, int between, int rows, float c, float* to, int to_between,
+                                     bf16* out) {
+  for (int i = threadIdx.x; i < rows * D; i += kThreads) {
+    const int row = i / D, column = i % D;
+    const float* part = from + row * between;
+    float base = kLowest, sum = 0, o = 0;
+    for (int k = 0; k < n; ++k) base = fmaxf(base, part[k * stride]);
+    for (int k = 0; k < n; ++k) {
+      const float shrink = exp2_fast((part[k * stride] - base) * c);
+      sum = fmaf(part[k * stride + 1], shrink, sum);
+      o = fmaf(part[k * stride + 2 + column], shrink, o);
+    }
+    if (out) {
+      store1(out + row * D + column, o / sum);
+    } else {
+      float* const own = to + row * to_between;
+      if (column == 0) own[0] = base, own[1] = sum;
+      own[2 + column] = o;
+    }
+  }
+}
+
+template <int D>
+__global__ void __launch_bounds__(kThreads) decode_kernel(const PagedCall a, int first, float* parts, unsigned* counters) {
+  extern __shared__ __align__(256) char shared[];
+  const int h = blockIdx.x, row = first + static_cast<int>(blockIdx.y), splits = gridDim.z, split = blockIdx.z;
+  const int group = a.heads / a.kv_heads, warp = warp_index();
+  const unsigned q_tile = shared_address(shared), own = q_tile + tile_bytes<D>(kRows) + warp * (kStages * kPageBytes<D>);
+  let_next_begin();
+  wait_for_previous();
+  // Row r of the product is query head h·group + r.
+  for (int i = threadIdx.x; i < kRows * (D / 8); i += kThreads) {
+    const int r = i / (D / 8), chunk = i % (D / 8);
+    const bf16* from = a.q + row * a.ldq + (static_cast<std::int64_t>(h) * group + (r < group ? r : 0)) * D + chunk * 8;
+    copy_async16(q_tile + place<D>(r, chunk), from, r < group);
+  }
+  copy_commit();
+  const int seen = a.at.positions[row] + 1, pages = (seen + kPage - 1) / kPage;
+  const std::int32_t* const table = a.at.pages_of(row);
+  const std::int64_t value_at = static_cast<std::int64_t>(a.kv_heads) * D;
+  const auto begin_page = [&](int page, int stage) {
+    if (page < pages)
+      load_page<D>(own + stage * kPageBytes<D>,
+                   a.pages + static_cast<std::int64_t>(table[page]) * kPage * a.ld + static_cast<std::int64_t>(h) * D, a.ld, value_at,
+                   seen - page * kPage);
+    copy_commit();
+  };
+  const int start = split * kWarps + warp, stride = splits * kWarps;
+  begin_page(start, 0);
+  copy_wait<1>();
+  __syncthreads();
+  const HeldRows<D, 1> left(Rows<D, 1>{q_tile});
+  Running<D> run;
+  const float c = a.scale * kLog2e;
+  for (int page = start, stage = 0; page < pages; page += stride, stage ^= 1) {
+    begin_page(page + stride, stage ^ 1);
+    copy_wait<1>();
+    __syncwarp();
+    const unsigned tile = own + stage * kPageBytes<D>;
+    float s[1][kNT][4];
+    multiply_rows<D>(s, left, tile);
+    if ((page + 1) * kPage > seen)
+#pragma unroll
+      for (int n = 0; n < kNT; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          if (page * kPage + 8 * n + lane() % 4 * 2 + e % 2 >= seen) s[0][n][e] = -INFINITY;
+    run.add(s, tile + tile_bytes<D>(kPage), c);
+    __syncwarp();
+  }
+  copy_wait<0>();
+  __syncthreads();
+
+  // The warps' results in shared memory, then one.
+  float* const warps = reinterpret_cast<float*>(shared);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float sum = run.sum[r];
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    const int head = lane() / 4 + 8 * r;
+    if (head >= group) continue;
+    float* const part = warps + (warp * kRows + head) * kPart<D>;
+    if (lane() % 4 == 0) part[0] = run.base[r], part[1] = sum;
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) part[2 + 8 * n + lane() % 4 * 2 + e] = run.o[0][n][2 * r + e];
+  }
+  __syncthreads();
+  bf16* const out = a.out + row * a.ldo + static_cast<std::int64_t>(h) * group * D;
+  float* const own_parts = parts + ((static_cast<std::int64_t>(row - first) * a.kv_heads + h) * splits) * group * kPart<D>;
+  join<D>(warps, kWarps, kRows * kPart<D>, kPart<D>, group, c, own_parts + static_cast<std::int64_t>(split) * group * kPart<D>, kPart<D>,
+          splits == 1 ? out : nullptr);
+  if (splits == 1) return;
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  unsigned* const counter = counters + (row - first) * a.kv_heads + h;
+  if (threadIdx.x == 0) last = atomicAdd(counter, 1u) == static_cast<unsigned>(splits) - 1;
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  join<D>(own_parts, splits, group * kPart<D>, kPart<D>, group, c, nullptr, 0, out);
+  if (threadIdx.x == 0) *counter = 0;
+}
+
+// Of blocks that have ended, by row and head; every call leaves zeros.
+struct Counters {
+  explicit Counters(Context& ctx) : memory(ctx, kMost * sizeof(unsigned)) { ctx.zero(memory.data(), kMost * sizeof(unsigned)); }
+  static constexpr std::size_t kMost = 4096;
+  Buffer memory;
+};
+
+// Into how many blocks the keys of a row and head are split: enough to fill the GPU, none with less than a page for each warp.
+int splits_for(Context& ctx, int blocks, std::int64_t longest) {
+  const std::int64_t by_length = (longest + kPage * kWarps - 1) / (kPage * kWarps),
+                     by_room = 2 * multiprocessors(ctx) / std::max(blocks, 1);
+  return static_cast<int>(std::clamp<std::int64_t>(std::min(by_length, by_room), 1, kMostSplits));
+}
+
+}  // namespace
+
+void attention_paged_decode(Context& ctx, const PagedCall& call, int first, int n, std::int64_t longest, int head_dim) {
+  const int blocks = n * call.kv_heads;
+  const int splits = static_cast<std::size_t>(blocks) <= Counters::kMost ? splits_for(ctx, blocks, longest) : 1;
+  float* parts = nullptr;
+  unsigned* counters = nullptr;
+  if (splits > 1) {
+    parts = static_cast<float*>(
+        ctx.scratch(static_cast<std::size_t>(n) * static_cast<std::size_t>(call.heads * splits * (head_dim + 2)) * sizeof(float)));
+    counters = static_cast<unsigned*>(ctx.keep<Counters>().memory.data());
+  }
+  const dim3 grid(static_cast<unsigned>(call.kv_heads), static_cast<unsigned>(n), static_cast<unsigned>(splits));
+  if (head_dim == 64)
+    launch_early(ctx, decode_kernel<64>, grid, kThreads, kShared<64>, call, first, parts, counters);
+  else
+    launch_early(ctx, decode_kernel<128>, grid, kThreads, kShared<128>, call, first, parts, counters);
+  check_launch("attention_paged");
+}
+
+void reserve_attention_paged(Context& ctx, std::int64_t, std::int64_t, const AttentionShape& s) {
+  // Splits are made only while all blocks together stay below two for each multiprocessor.
+  const auto most = static_cast<std::size_t>(2 * multiprocessors(ctx) + kMostSplits) * static_cast<std::size_t>(s.heads / s.kv_heads);
+  ctx.scratch(most * static_cast<std::size_t>(s.head_dim + 2) * sizeof(float));
+  ctx.keep<Counters>();
+}
+
+}  // namespace bhyt::cuda

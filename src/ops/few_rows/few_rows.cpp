@@ -1,0 +1,71 @@
+// Checks of the products of a decoding step.
+#include "ops/few_rows/few_rows.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+
+namespace bhyt {
+
+namespace {
+
+constexpr std::int64_t kSlice = 256, kTile = 16;  // widths are multiples of it; rows of w that a block multiplies at a time
+
+void check_product(const char* op, const FewRows& in, const Tensor& w, const Tensor& out, std::int64_t columns) {
+  const Tensor& x = in.x;
+  check(x.device.is_cuda() && x.dtype == DType::bf16 && x.rows() >= 1 && x.rows() <= kFewRows && x.cols() % kSlice == 0,
+        "[{}] expected 1 to {} rows of bf16 on a GPU, their width a multiple of {}, got {} {} on {}", op, kFewRows, kSlice,
+        name_of(x.dtype), shape_string(x), name_of(x.device));
+  check(w.dtype == DType::bf16 && w.device == x.device && w.cols() == x.cols() && w.rows() >= kTile,
+        "[{}] expected w bf16 [{} or more, {}] on {}, got {} {} on {}", op, kTile, x.cols(), name_of(x.device), name_of(w.dtype),
+        shape_string(w), name_of(w.device));
+  check(out.rows() == x.rows() && out.cols() == columns && out.device == x.device, "[{}] expected a result [{}, {}], got {}", op, x.rows(),
+        columns, shape_string(out));
+  check(!in.add ||
+            (in.site && in.add.rows() == x.rows() && in.add.cols() == x.cols() && in.sum.rows() == x.rows() && in.sum.cols() == x.cols()),
+        "[{}] expected something to add only with a norm, and room for the sum, {}, got {} and {}", op, shape_string(x),
+        shape_string(in.add), shape_string(in.sum));
+  check(!in.site || in.site->stat != Stat::given, "[{}] expected a norm with a statistic of its own", op);
+}
+
+}  // namespace
+
+bool few_rows_take(std::int64_t width, std::int64_t mlp, const AttentionShape& s) {
+  constexpr std::int64_t kWidest = 12288;  // eight rows of it fit into shared memory
+  const std::int64_t q = s.heads * s.head_dim;
+  return width % kSlice == 0 && mlp % kSlice == 0 && q % kSlice == 0 && s.head_dim % kTile == 0 && std::max({width, mlp, q}) <= kWidest;
+}
+
+void few_rows_qkv(Context& ctx, const FewRows& in, const Tensor& w, const FewHeads& out) {
+  const AttentionShape& s = out.shape;
+  check_product("few_rows_qkv", in, w, out.q, s.heads * s.head_dim);
+  check(w.rows() == (s.heads + 2 * s.kv_heads) * s.head_dim && out.pages.cols() == 2 * s.kv_heads * s.head_dim,
+        "[few_rows_qkv] expected w with {} rows and pages of {} columns, got {} and {}", (s.heads + 2 * s.kv_heads) * s.head_dim,
+        2 * s.kv_heads * s.head_dim, shape_string(w), shape_string(out.pages));
+  const Operation operation(ctx, "few_rows_qkv", profile::Kind::matrix, w.device);
+  cuda::few_rows_qkv(ctx, in, w, out);
+}
+
+void few_rows_linear(Context& ctx, const FewRows& in, const Tensor& w, const FewResidual& out) {
+  check_product("few_rows_linear", in, w, out.y, w.rows());
+  check(w.rows() % kTile == 0, "[few_rows_linear] expected a multiple of {} rows of w, got {}", kTile, w.rows());
+  check(!out.z || (out.site && out.given && out.site->stat == Stat::given && !out.site->gate),
+        "[few_rows_linear] expected a norm behind it whose statistic is given");
+  const Operation operation(ctx, "few_rows_linear", profile::Kind::matrix, w.device);
+  cuda::few_rows_linear(ctx, in, w, out);
+}
+
+void few_rows_swiglu(Context& ctx, const FewRows& in, const Tensor& w, const Tensor& h) {
+  check_product("few_rows_swiglu", in, w, h, w.rows() / 2);
+  check(h.cols() % 8 == 0, "[few_rows_swiglu] expected a width that is a multiple of 8, got {}", h.cols());
+  const Operation operation(ctx, "few_rows_swiglu", profile::Kind::matrix, w.device);
+  cuda::few_rows_swiglu(ctx, in, w, h);
+}
+
+void few_rows_logits(Context& ctx, const FewRows& in, const Tensor& w, const Tensor& logits) {
+  check_product("few_rows_logits", in, w, logits, w.rows());
+  const Operation operation(ctx, "few_rows_logits", profile::Kind::matrix, w.device);
+  cuda::few_rows_logits(ctx, in, w, logits);
+}
+
+}  // namespace bhyt

@@ -1,0 +1,256 @@
+#include "ops/few_rows/few_rows.h"
+
+#include <algorithm>
+
+#include "ops/few_rows/few_rows.cuh"
+
+namespace bhyt::cuda {
+
+namespace few {
+namespace {
+
+// Where a lane's four sums belong: rows low + row and high + row of w, rows `at` and at + 1 of x.
+struct Lane {
+  int row = static_cast<int>(threadIdx.x) % 32 / 4, at = static_cast<int>(threadIdx.x) % 4 * 2;
+};
+
+// q, k and v: the two halves of a head's rotation are the lower and the upper rows of a tile.
+struct QkvOut {
+  bf16 *q, *pages;
+  std::int64_t ldq, ld_pages;
+  const float* rope;
+  const std::int32_t *positions, *sequences, *table;
+  int table_width, heads, kv_heads, d;
+
+  __device__ TileRows rows(int tile) const {
+    const int per_head = d / kTile;
+    const std::int64_t low = static_cast<std::int64_t>(tile / per_head) * d + tile % per_head * 8;
+    return {low, low + d / 2};
+  }
+  __device__ void store(int tile, const float (&c)[4], int n) const {
+    const Lane lane;
+    const int per_head = d / kTile, head = tile / per_head, j = tile % per_head * 8 + lane.row;
+    constexpr int kPage = static_cast<int>(kPageTokens);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int i = lane.at + e;
+      if (i >= n) return;
+      const int position = positions[i];
+      float low = c[e], high = c[2 + e];
+      if (head < heads + kv_heads) {
+        const float cosine = rope[static_cast<std::int64_t>(position) * d + j],
+                    sine = rope[static_cast<std::int64_t>(position) * d + d / 2 + j];
+        const float turned = low * cosine - high * sine;
+        high = high * cosine + low * sine;
+        low = turned;
+      }
+      bf16* to = q + i * ldq + static_cast<std::int64_t>(head) * d + j;
+      if (head >= heads) {
+        const std::int64_t page = table[static_cast<std::int64_t>(sequences[i]) * table_width + position / kPage];
+        to = pages + (page * kPage + position % kPage) * ld_pages + static_cast<std::int64_t>(head - heads) * d + j;
+      }
+      store1(to, low);
+      store1(to + d / 2, high);
+    }
+  }
+};
+
+struct LinearOut {
+  const bf16* residual;
+  bf16 *y, *z;
+  std::int64_t ld_residual, ldy, ldz;
+  Site site;
+
+  __device__ TileRows rows(int tile) const {
+    return {static_cast<std::int64_t>(tile) * kTile, static_cast<std::int64_t>(tile) * kTile + 8};
+  }
+  __device__ void store(int tile, const float (&c)[4], int n) const {
+    const Lane lane;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int i = lane.at + e;
+      if (i >= n) return;
+      RowScale scale{};
+      if (z) scale = row_scale(site.p, kept_stats(site.p, i));
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int column = tile * kTile + 8 * half + lane.row;
+        float v = c[2 * half + e];
+        if (residual) v += load1(residual + i * ld_residual + column);
+        v = rounded<bf16>(v);
+        store1(y + i * ldy + column, v);
+        if (z) store1(z + i * ldz + column, normed(site, v, scale, 0.f, column));
+      }
+    }
+  }
+};
+
+// gate and up are the lower and the upper rows of a tile.
+struct SwigluOut {
+  bf16* h;
+  std::int64_t ld, width;
+
+  __device__ TileRows rows(int tile) const { return {static_cast<std::int64_t>(tile) * 8, width + static_cast<std::int64_t>(tile) * 8}; }
+  __device__ void store(int tile, const float (&c)[4], int n) const {
+    const Lane lane;
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+      if (const int i = lane.at + e; i < n)
+        store1(h + i * ld + static_cast<std::int64_t>(tile) * 8 + lane.row, c[e] / (1.f + __expf(-c[e])) * c[2 + e]);
+  }
+};
+
+// The last tile may begin inside the one before it.
+struct LogitsOut {
+  float* logits;
+  std::int64_t ld, vocab;
+
+  __device__ TileRows rows(int tile) const {
+    const std::int64_t low = min(static_cast<std::int64_t>(tile) * kTile, vocab - kTile);
+    return {low, low + 8};
+  }
+  __device__ void store(int tile, const float (&c)[4], int n) const {
+    const Lane lane;
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      if (const int i = lane.at + e % 2; i < n) logits[i * ld + rows(tile).low + e / 2 * 8 + lane.row] = c[e];
+  }
+};
+
+// Tiles of w belong to blocks in turns, `round` of them before their sums over the warps are made; a warp multiplies its eighth of the
+// columns.
+template <int Window, class Out>
+__global__ void __launch_bounds__(kThreads, 2)
+    product_kernel(const In in, const bf16* w, std::int64_t ldw, int tiles, int round, const Out out) {
+  extern __shared__ __align__(16) char memory[];
+  __shared__ float places[kWarps], scales[kRows];
+  bf16* const x = reinterpret_cast<bf16*>(memory);
+  const int ldx = in.columns + kPad, lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = gridDim.x, steps = in.columns / kSlice;
+  auto* const partial = reinterpret_cast<float4*>(memory + static_cast<std::size_t>(in.rows) * ldx * sizeof(bf16));
+  let_next_begin();
+  Weights<Window> weights;
+  weights.point(w, ldw, out.rows(blockIdx.x), in.columns);
+#pragma unroll
+  for (int i = 0; i < Window; ++i) weights.load(i, i);
+  wait_for_previous();
+  take_rows(in, x, scales, places);
+
+  const bool live = lane / 4 < in.rows;
+  const bf16* const own = x + lane / 4 * ldx + warp * (in.columns / kWarps) + lane % 4 * 8;
+  for (int first = blockIdx.x; first < tiles; first += round * stride) {
+    for (int r = 0; r < round && first + r * stride < tiles; ++r) {
+      const int next = first + (r + 1) * stride;
+      float c[4] = {};
+      for (int s = 0; s < steps; s += Window) {
+        const bool last = s + Window >= steps, more = !last || next < tiles;
+        if (last && more) weights.point(w, ldw, out.rows(next), in.columns);
+        const int ahead = last ? 0 : s + Window;
+#pragma unroll
+        for (int i = 0; i < Window; ++i) {
+          const uint4 low = weights.low[i], high = weights.high[i];
+          const uint4 b = live ? *reinterpret_cast<const uint4*>(own + (s + i) * kStep) : make_uint4(0, 0, 0, 0);
+          multiply(c, low.x, high.x, low.y, high.y, b.x, b.y);
+          multiply(c, low.z, high.z, low.w, high.w, b.z, b.w);
+          if (more) weights.load(i, ahead + i);
+        }
+      }
+      partial[(r * kWarps + warp) * 32 + lane] = make_float4(c[0], c[1], c[2], c[3]);
+    }
+    __syncthreads();
+    if (const int tile = first + warp * stride; warp < round && tile < tiles) {
+      float c[4] = {};
+#pragma unroll
+      for (int i = 0; i < kWarps; ++i) {
+        const float4 part = partial[(warp * kWarps + i) * 32 + lane];
+        c[0] += part.x, c[1] += part.y, c[2] += part.z, c[3] += part.w;
+      }
+      if (in.after) {
+        const Lane at;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) c[e] *= at.at + e % 2 < in.rows ? scales[at.at + e % 2] : 0.f;
+      }
+      out.store(tile, c, in.rows);
+    }
+    __syncthreads();
+  }
+}
+
+// A product's scale may follow it where the norm is nothing but a scale of the row.
+bool only_scales(const NormSite& s) {
+  return s.map == Map::id && (s.stat == Stat::rms || s.stat == Stat::none) && !s.gamma && !s.beta && !s.shift && !s.gate;
+}
+
+In in_of(const FewRows& r) {
+  In in{};
+  in.x = r.x.as<bf16>();
+  in.ld = r.x.ld;
+  in.rows = static_cast<int>(r.x.rows());
+  in.columns = static_cast<int>(r.x.cols());
+  in.normed = r.site != nullptr;
+  if (!r.site) return in;
+  in.site = {make_params(*r.site, r.x, r.stats, nullptr), r.site->map};
+  in.after = only_scales(*r.site);
+  if (!r.add) return in;
+  in.add = r.add.as<bf16>();
+  in.ld_add = r.add.ld;
+  in.sum = r.sum.as<bf16>();
+  in.ld_sum = r.sum.ld;
+  return in;
+}
+
+template <class Out>
+void product(Context& ctx, const char* name, const FewRows& rows, const Tensor& w, int tiles, const Out& out) {
+  const In in = in_of(rows);
+  const int blocks = std::min(tiles, multiprocessors(ctx)), round = std::min(kWarps, (tiles + blocks - 1) / blocks);
+  const std::size_t bytes = static_cast<std::size_t>(in.rows) * static_cast<std::size_t>(in.columns + kPad) * sizeof(bf16) +
+                            static_cast<std::size_t>(round) * kWarps * 32 * sizeof(float4);
+  const auto kernel = in.columns % (8 * kSlice) == 0   ? product_kernel<8, Out>
+                      : in.columns % (4 * kSlice) == 0 ? product_kernel<4, Out>
+                                                       : product_kernel<1, Out>;
+  launch_early(ctx, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, bytes, in, w.as<bf16>(), w.ld, tiles, round, out);
+  check_launch(name);
+}
+
+}  // namespace
+}  // namespace few
+
+void few_rows_qkv(Context& ctx, const FewRows& in, const Tensor& w, const FewHeads& out) {
+  const AttentionShape& s = out.shape;
+  const int tiles = static_cast<int>((s.heads + 2 * s.kv_heads) * s.head_dim / few::kTile);
+  few::product(ctx, "few_rows_qkv", in, w, tiles,
+               few::QkvOut{.q = out.q.as<bf16>(),
+                           .pages = out.pages.as<bf16>(),
+                           .ldq = out.q.ld,
+                           .ld_pages = out.pages.ld,
+                           .rope = out.rope.as<float>(),
+                           .positions = out.at.positions.as<std::int32_t>(),
+                           .sequences = out.at.sequences.as<std::int32_t>(),
+                           .table = out.at.table.as<std::int32_t>(),
+                           .table_width = static_cast<int>(out.at.table.cols()),
+                           .heads = static_cast<int>(s.heads),
+                           .kv_heads = static_cast<int>(s.kv_heads),
+                           .d = static_cast<int>(s.head_dim)});
+}
+
+void few_rows_linear(Context& ctx, const FewRows& in, const Tensor& w, const FewResidual& out) {
+  few::LinearOut to{.residual = out.residual.as<bf16>(),
+                    .y = out.y.as<bf16>(),
+                    .z = out.z.as<bf16>(),
+                    .ld_residual = out.residual.ld,
+                    .ldy = out.y.ld,
+                    .ldz = out.z.ld,
+                    .site = {}};
+  if (out.site) to.site = {make_params(*out.site, out.y, {}, out.given), out.site->map};
+  few::product(ctx, "few_rows_linear", in, w, static_cast<int>(w.rows() / few::kTile), to);
+}
+
+void few_rows_swiglu(Context& ctx, const FewRows& in, const Tensor& w, const Tensor& h) {
+  few::product(ctx, "few_rows_swiglu", in, w, static_cast<int>(h.cols() / 8), few::SwigluOut{h.as<bf16>(), h.ld, h.cols()});
+}
+
+void few_rows_logits(Context& ctx, const FewRows& in, const Tensor& w, const Tensor& logits) {
+  few::product(ctx, "few_rows_logits", in, w, static_cast<int>((w.rows() + few::kTile - 1) / few::kTile),
+               few::LogitsOut{logits.as<float>(), logits.ld, w.rows()});
+}
+
+}  // namespace bhyt::cuda

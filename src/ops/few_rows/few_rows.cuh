@@ -1,0 +1,167 @@
+// The parts of the kernels of few_rows.cu: weights on their way through registers, and rows of x in shared memory.
+#pragma once
+
+#include "core/cuda.cuh"
+#include "ops/norm/norm_row.cuh"
+
+namespace bhyt::cuda::few {
+
+constexpr int kWarps = 8, kThreads = 32 * kWarps;
+constexpr int kTile = 16;  // rows of w that a block multiplies at a time: 8 lower ones and 8 upper ones
+constexpr int kStep = 32;  // columns of w that a warp reads at a time, 8 a lane
+constexpr int kSlice = kStep * kWarps;
+constexpr int kRows = 8;
+constexpr int kPad = 32;  // elements between the rows of x in shared memory: two rows lie in different banks
+
+__device__ __forceinline__ uint4 load_weights(const bf16* p) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  return v;
+}
+
+// c += 16 rows of w × 16 columns of x: lane l holds rows l/4 and l/4+8, and the columns that its quarter read. Which of the products' 32
+// columns are called which does not matter, as long as w and x agree.
+__device__ __forceinline__ void multiply(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Where the rows of a tile lie in w: `low` + l/4 and `high` + l/4 for lane l. Rows that are needed together (gate and up, the two halves
+// of a rotation) come to the same lane.
+struct TileRows {
+  std::int64_t low, high;
+};
+
+// A warp's share of the weights of tile after tile, `Window` steps of it under way in registers.
+template <int Window>
+struct Weights {
+  uint4 low[Window], high[Window];
+  const bf16 *at_low, *at_high;
+
+  __device__ __forceinline__ void point(const bf16* w, std::int64_t ld, TileRows rows, int columns) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const std::int64_t column = static_cast<std::int64_t>(warp) * (columns / kWarps) + lane % 4 * 8;
+    at_low = w + (rows.low + lane / 4) * ld + column;
+    at_high = w + (rows.high + lane / 4) * ld + column;
+  }
+  __device__ __forceinline__ void load(int slot, int step) {
+    low[slot] = load_weights(at_low + step * kStep);
+    high[slot] = load_weights(at_high + step * kStep);
+  }
+};
+
+// A site and a call of it as the kernels need them.
+struct Site {
+  NormParams p;
+  Map map;
+};
+
+__device__ __forceinline__ float mapped(Map map, float u) {
+  if (map == Map::tanh) return HardTanhMap::value(u);
+  return map == Map::erf ? fast_erf(u) : u;
+}
+// z of one element.
+__device__ __forceinline__ float normed(const Site& s, float x, RowScale r, float seed, int column) {
+  const NormParams& p = s.p;
+  float gamma = p.gamma ? p.gamma[column] : 1.f;
+  if (p.gate) gamma += seed * p.gate[column];
+  const float f = mapped(s.map, fmaf(r.a, x - r.mean, value_or(p.shift, 0.f)));
+  return p.out_factor * fmaf(gamma, f, p.beta ? p.beta[column] : 0.f);
+}
+
+// The sum over the threads of each row; G of them to a row, 32 … 256.
+__device__ __forceinline__ float row_sum(float v, int group, float* places) {
+  v = warp_sum(v);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) places[threadIdx.x / 32] = v;
+  __syncthreads();
+  const int warps = group / 32, first = threadIdx.x / group * warps;
+  v = 0;
+  for (int i = 0; i < warps; ++i) v += places[first + i];
+  return v;
+}
+
+// What a kernel takes in.
+struct In {
+  const bf16 *x, *add;
+  bf16* sum;
+  std::int64_t ld, ld_add, ld_sum;
+  int rows, columns;
+  Site site;
+  bool normed, after;  // after: x is multiplied as it is, and its scale follows the product
+};
+
+// The rows of x, or of their norm, in shared memory [kRows, columns + kPad]; rows that are not there stay unwritten and are not read.
+// Returns through `scales` what the products' rows are to be multiplied by where the norm is applied after them.
+__device__ __forceinline__ void take_rows(const In& in, bf16* shared, float* scales, float* places) {
+  int wide = 1;
+  while (wide < in.rows) wide *= 2;
+  const int group = kThreads / wide, row = threadIdx.x / group, ld = in.columns + kPad;
+  const bool mine = row < in.rows;
+  bf16* const z = shared + row * ld;
+  const NormParams& p = in.site.p;
+  float square = 0, sum = 0, dot = 0;
+  if (mine)
+    for (int c = threadIdx.x % group * 8; c < in.columns; c += group * 8) {
+      uint4 raw = *reinterpret_cast<const uint4*>(in.x + row * in.ld + c);
+      if (in.normed) {
+        float v[8];
+        Vec<bf16>::unpack(raw, v);
+        if (in.add) {
+          float b[8];
+          Vec<bf16>::load(in.add + row * in.ld_add + c, b);
+#pragma unroll
+          for (int i = 0; i < 8; ++i) v[i] += b[i];
+          raw = Vec<bf16>::pack(v);
+          Vec<bf16>::unpack(raw, v);
+          if (blockIdx.x == 0) *reinterpret_cast<uint4*>(in.sum + row * in.ld_sum + c) = raw;
+        }
+#pragma unroll
+        for (int i = 0; i < 8; ++i) square = fmaf(v[i], v[i], square), sum += v[i];
+        if (p.direction)
+#pragma unroll
+          for (int i = 0; i < 8; ++i) dot = fmaf(v[i], p.direction[c + i], dot);
+      }
+      *reinterpret_cast<uint4*>(z + c) = raw;
+    }
+  if (!in.normed) {
+    __syncthreads();
+    return;
+  }
+  const float inverse = 1.f / static_cast<float>(in.columns);
+  RowStats s;
+  s.s0 = row_sum(square, group, places) * inverse;
+  if (is_centred(p.stat)) {
+    s.s1 = row_sum(sum, group, places) * inverse;
+    square = 0;
+    if (mine)
+      for (int c = threadIdx.x % group * 8; c < in.columns; c += group * 8) {
+        float v[8];
+        Vec<bf16>::load(z + c, v);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) square = fmaf(v[i] - s.s1, v[i] - s.s1, square);
+      }
+    s.s0 = row_sum(square, group, places) * inverse;
+  }
+  if (p.direction) s.s1 = row_sum(dot, group, places);
+  if (p.stat == Stat::given) s.s0 = mine ? p.ms[row] : 0.f;
+  const bool first = threadIdx.x % group == 0;
+  if (mine && first && blockIdx.x == 0) keep_stats(p, row, s, 0.f);
+  const RowScale scale = row_scale(p, s);
+  if (in.after) {
+    if (mine && first) scales[row] = scale.a * p.out_factor;
+  } else if (mine) {
+    const float seed = p.gate ? fast_tanh(s.s1) : 0.f;
+    for (int c = threadIdx.x % group * 8; c < in.columns; c += group * 8) {
+      float v[8];
+      Vec<bf16>::load(z + c, v);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) v[i] = normed(in.site, v[i], scale, seed, c + i);
+      Vec<bf16>::store(z + c, v);
+    }
+  }
+  __syncthreads();
+}
+
+}  // namespace bhyt::cuda::few

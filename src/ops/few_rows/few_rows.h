@@ -1,0 +1,54 @@
+// The layers of a decoding step on a GPU, for up to kFewRows rows in bf16: one kernel for each product, with the norm before it and what
+// follows it inside. Such a product is bound by reading its weights, and a step by the pauses between kernels: every kernel asks for its
+// first weights before it waits for the kernel before it (programmatic dependent launch).
+#pragma once
+
+#include "ops/attention/paged.h"
+#include "ops/norm/norm.h"
+
+namespace bhyt {
+
+constexpr std::int64_t kFewRows = 8;
+
+// What a product multiplies: x [N,I], or its norm.
+struct FewRows {
+  Tensor x;
+  const NormSite* site = nullptr;
+  Tensor add, sum;  // with a site: it sees x + add, and writes that to sum
+  Tensor stats;     // with a site: fp32 [2,N] of its statistic; may be empty
+};
+
+// Whether these widths suit the kernels.
+bool few_rows_take(std::int64_t width, std::int64_t mlp, const AttentionShape& shape);
+
+// q, k and v from w [(H+2K)·D, I], rotated; q [N, H·D], keys and values to their pages.
+struct FewHeads {
+  Tensor q, pages, rope;  // rope: rope_table
+  PagedRows at;
+  AttentionShape shape;
+};
+void few_rows_qkv(Context& ctx, const FewRows& in, const Tensor& w, const FewHeads& out);
+
+// y [N,O] = residual + x wᵀ, residual may be empty; then z = the norm of y where it needs no sum over the row (given).
+struct FewResidual {
+  Tensor residual, y;
+  const NormSite* site = nullptr;
+  const Given* given = nullptr;
+  Tensor z;
+};
+void few_rows_linear(Context& ctx, const FewRows& in, const Tensor& w, const FewResidual& out);
+
+// h [N,F] = SwiGLU of x wᵀ; w [2F, I].
+void few_rows_swiglu(Context& ctx, const FewRows& in, const Tensor& w, const Tensor& h);
+
+// logits fp32 [N,V].
+void few_rows_logits(Context& ctx, const FewRows& in, const Tensor& w, const Tensor& logits);
+
+namespace cuda {
+void few_rows_qkv(Context& ctx, const FewRows& in, const Tensor& w, const FewHeads& out);
+void few_rows_linear(Context& ctx, const FewRows& in, const Tensor& w, const FewResidual& out);
+void few_rows_swiglu(Context& ctx, const FewRows& in, const Tensor& w, const Tensor& h);
+void few_rows_logits(Context& ctx, const FewRows& in, const Tensor& w, const Tensor& logits);
+}  // namespace cuda
+
+}  // namespace bhyt

@@ -1,0 +1,89 @@
+// The kernels for single tokens of few sequences against the operations they replace, on a GPU.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "core/rng.h"
+#include "tests/devices.h"
+#include "tests/model/decoding.h"
+#include "tests/model/helpers.h"
+#include "tests/model/small_model.h"
+
+namespace bhyt::testing {
+namespace {
+
+ModelConfig wide_config(const std::string& method, std::int64_t head_dim) {
+  ModelConfig c = small_config(method, 3);
+  c.d = 512, c.mlp = 768, c.heads = 512 / head_dim, c.kv_heads = c.heads / 2, c.head_dim = head_dim, c.vocab = 1001;
+  return c;
+}
+
+double distance(const std::vector<float>& a, const std::vector<float>& b) {
+  double difference = 0, size = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) difference += (a[i] - b[i]) * (a[i] - b[i]), size += b[i] * b[i];
+  return std::sqrt(difference / size);
+}
+
+// Several steps of `n` sequences of different lengths; with an observer the plain operations do them.
+std::vector<std::vector<float>> steps(Context& ctx, const Model& m, std::size_t n, bool plain) {
+  test::Sequences sequences(ctx, m, static_cast<std::int64_t>(n), 200, 200);
+  Observers::Subscription subscription;
+  if (plain) subscription = sequences.pass.observers.subscribe({Point::logits}, [](Context&, const Seen&) {});
+  Rng rng(5);
+  const auto draw = [&](std::size_t count) {
+    std::vector<std::int32_t> ids(count);
+    for (auto& id : ids) id = static_cast<std::int32_t>(rng.below(static_cast<std::uint64_t>(m.config().vocab)));
+    return ids;
+  };
+  for (std::size_t s = 0; s < n; ++s) sequences.run({{s, draw(1 + 23 * s % 180)}});
+  std::vector<std::vector<float>> out;
+  for (int step = 0; step < 4; ++step) {
+    const auto ids = draw(n);
+    std::vector<std::pair<std::size_t, std::span<const std::int32_t>>> call;
+    for (std::size_t s = 0; s < n; ++s) call.emplace_back(n - 1 - s, std::span(ids).subspan(s, 1));
+    const Settled settled(ctx, step > 1);  // recorded, then replayed
+    const Tensor logits = sequences.run(call).logits;
+    ctx.settled(false);
+    out.push_back(on_host(ctx, logits));
+  }
+  return out;
+}
+
+TEST(FewRows, EqualThePlainOperations) {
+  for (Context& ctx : test::contexts()) {
+    if (!ctx.device().is_cuda()) continue;
+    for (const Method& method : methods())
+      for (const std::int64_t head_dim : {64, 128}) {
+        const auto m = make_model(ctx, wide_config(std::string(method.name), head_dim), DType::bf16);
+        ASSERT_TRUE(FewRowsPass::takes(*m));
+        for (const std::size_t n : {1, 2, 3, 5, 8}) {
+          SCOPED_TRACE(fmt::format("{}, heads of {}, {} rows", method.name, head_dim, n));
+          const auto few = steps(ctx, *m, n, false), plain = steps(ctx, *m, n, true);
+          for (std::size_t i = 0; i < few.size(); ++i) EXPECT_LT(distance(few[i], plain[i]), 0.015) << "step " << i;
+        }
+      }
+  }
+}
+
+// A row's bits do not depend on the others.
+TEST(FewRows, ARowIsItsOwn) {
+  for (Context& ctx : test::contexts()) {
+    if (!ctx.device().is_cuda()) continue;
+    const auto m = make_model(ctx, wide_config("bhyt", 64), DType::bf16);
+    const auto together = [&](std::size_t n) {
+      test::Sequences sequences(ctx, *m, 8, 64, 64);
+      std::vector<std::pair<std::size_t, std::span<const std::int32_t>>> call;
+      const std::vector<std::int32_t> ids{3, 1, 4, 1, 5, 9, 2, 6};
+      for (std::size_t s = 0; s < n; ++s) call.emplace_back(s, std::span(ids).subspan(s, 1));
+      auto logits = on_host(ctx, sequences.run(call).logits);
+      logits.resize(1001);
+      return logits;
+    };
+    const auto alone = together(1);
+    for (const std::size_t n : {2, 3, 8}) EXPECT_EQ(together(n), alone) << n << " rows";
+  }
+}
+
+}  // namespace
+}  // namespace bhyt::testing
