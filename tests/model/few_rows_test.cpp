@@ -1,4 +1,4 @@
-// The kernels for single tokens of few sequences against the operations they replace, on a GPU.
+// The kernels for single tokens of few sequences, on a GPU: as near to fp32 as the operations they replace.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 ModelConfig wide_config(const std::string& method, std::int64_t head_dim) {
   ModelConfig c = small_config(method, 3);
-  c.d = 512, c.mlp = 768, c.heads = 512 / head_dim, c.kv_heads = c.heads / 2, c.head_dim = head_dim, c.vocab = 1001;
+  c.d = 512, c.mlp = 768, c.heads = 512 / head_dim, c.kv_heads = c.heads / 2, c.head_dim = head_dim, c.vocab = 1001, c.init_std = 0.05;
   return c;
 }
 
@@ -55,12 +55,14 @@ TEST(FewRows, EqualThePlainOperations) {
     if (!ctx.device().is_cuda()) continue;
     for (const Method& method : methods())
       for (const std::int64_t head_dim : {64, 128}) {
-        const auto m = make_model(ctx, wide_config(std::string(method.name), head_dim), DType::bf16);
+        const ModelConfig config = wide_config(std::string(method.name), head_dim);
+        const auto m = make_model(ctx, config, DType::bf16), exact = make_model(ctx, config);
         ASSERT_TRUE(FewRowsPass::takes(*m));
         for (const std::size_t n : {1, 2, 3, 5, 8}) {
           SCOPED_TRACE(fmt::format("{}, heads of {}, {} rows", method.name, head_dim, n));
-          const auto few = steps(ctx, *m, n, false), plain = steps(ctx, *m, n, true);
-          for (std::size_t i = 0; i < few.size(); ++i) EXPECT_LT(distance(few[i], plain[i]), 0.015) << "step " << i;
+          const auto few = steps(ctx, *m, n, false), plain = steps(ctx, *m, n, true), right = steps(ctx, *exact, n, true);
+          for (std::size_t i = 0; i < few.size(); ++i)
+            EXPECT_LT(distance(few[i], right[i]), 1.3 * distance(plain[i], right[i]) + 0.002) << "step " << i;
         }
       }
   }

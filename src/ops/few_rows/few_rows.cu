@@ -117,42 +117,68 @@ struct LogitsOut {
   }
 };
 
+// Where a lane's next weights lie: tile after tile of its block, step after step of its warp's eighth of the columns.
+template <class Out>
+struct Source {
+  const bf16* w;
+  std::int64_t ld;
+  int tile, tiles, step = 0, steps;
+  const Out& out;
+  const bf16 *low, *high;
+
+  __device__ __forceinline__ Source(const bf16* matrix, std::int64_t between, int count, int in_tile, const Out& to)
+      : w(matrix), ld(between), tile(blockIdx.x), tiles(count), steps(in_tile), out(to) {
+    point();
+  }
+  __device__ __forceinline__ void point() {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const TileRows rows = out.rows(tile);
+    const std::int64_t column = static_cast<std::int64_t>(warp) * steps * kStep + lane % 4 * 8;
+    low = w + (rows.low + lane / 4) * ld + column;
+    high = w + (rows.high + lane / 4) * ld + column;
+  }
+  __device__ __forceinline__ void fetch(const Ring& ring, int stage) {
+    ring.fetch(stage, low, high, tile < tiles);
+    low += kStep;
+    high += kStep;
+    if (++step < steps) return;
+    step = 0;
+    tile += gridDim.x;
+    if (tile < tiles) point();
+  }
+};
+
 // Tiles of w belong to blocks in turns, `round` of them before their sums over the warps are made; a warp multiplies its eighth of the
 // columns.
-template <int Window, class Out>
+template <class Out>
 __global__ void __launch_bounds__(kThreads, 2)
     product_kernel(const In in, const bf16* w, std::int64_t ldw, int tiles, int round, const Out out) {
   extern __shared__ __align__(16) char memory[];
   __shared__ float places[kWarps], scales[kRows];
-  bf16* const x = reinterpret_cast<bf16*>(memory);
+  bf16* const x = reinterpret_cast<bf16*>(memory + kRingBytes);
   const int ldx = in.columns + kPad, lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = gridDim.x, steps = in.columns / kSlice;
-  auto* const partial = reinterpret_cast<float4*>(memory + static_cast<std::size_t>(in.rows) * ldx * sizeof(bf16));
+  auto* const partial = reinterpret_cast<float4*>(x + static_cast<std::size_t>(in.rows) * ldx);
   let_next_begin();
-  Weights<Window> weights;
-  weights.point(w, ldw, out.rows(blockIdx.x), in.columns);
+  const Ring ring(memory);
+  Source<Out> source(w, ldw, tiles, steps, out);
 #pragma unroll
-  for (int i = 0; i < Window; ++i) weights.load(i, i);
+  for (int i = 0; i < kStages; ++i) source.fetch(ring, i);
   wait_for_previous();
   take_rows(in, x, scales, places);
 
   const bool live = lane / 4 < in.rows;
-  const bf16* const own = x + lane / 4 * ldx + warp * (in.columns / kWarps) + lane % 4 * 8;
+  const bf16* const own = x + lane / 4 * ldx + warp * steps * kStep + lane % 4 * 8;
+  int stage = 0;
   for (int first = blockIdx.x; first < tiles; first += round * stride) {
     for (int r = 0; r < round && first + r * stride < tiles; ++r) {
-      const int next = first + (r + 1) * stride;
       float c[4] = {};
-      for (int s = 0; s < steps; s += Window) {
-        const bool last = s + Window >= steps, more = !last || next < tiles;
-        if (last && more) weights.point(w, ldw, out.rows(next), in.columns);
-        const int ahead = last ? 0 : s + Window;
-#pragma unroll
-        for (int i = 0; i < Window; ++i) {
-          const uint4 low = weights.low[i], high = weights.high[i];
-          const uint4 b = live ? *reinterpret_cast<const uint4*>(own + (s + i) * kStep) : make_uint4(0, 0, 0, 0);
-          multiply(c, low.x, high.x, low.y, high.y, b.x, b.y);
-          multiply(c, low.z, high.z, low.w, high.w, b.z, b.w);
-          if (more) weights.load(i, ahead + i);
-        }
+      for (int s = 0; s < steps; ++s, stage = (stage + 1) % kStages) {
+        ring.wait();
+        const uint4 low = ring.low(stage), high = ring.high(stage);
+        const uint4 b = live ? *reinterpret_cast<const uint4*>(own + s * kStep) : make_uint4(0, 0, 0, 0);
+        multiply(c, low.x, high.x, low.y, high.y, b.x, b.y);
+        multiply(c, low.z, high.z, low.w, high.w, b.z, b.w);
+        source.fetch(ring, stage);
       }
       partial[(r * kWarps + warp) * 32 + lane] = make_float4(c[0], c[1], c[2], c[3]);
     }
@@ -202,12 +228,9 @@ template <class Out>
 void product(Context& ctx, const char* name, const FewRows& rows, const Tensor& w, int tiles, const Out& out) {
   const In in = in_of(rows);
   const int blocks = std::min(tiles, multiprocessors(ctx)), round = std::min(kWarps, (tiles + blocks - 1) / blocks);
-  const std::size_t bytes = static_cast<std::size_t>(in.rows) * static_cast<std::size_t>(in.columns + kPad) * sizeof(bf16) +
+  const std::size_t bytes = kRingBytes + static_cast<std::size_t>(in.rows) * static_cast<std::size_t>(in.columns + kPad) * sizeof(bf16) +
                             static_cast<std::size_t>(round) * kWarps * 32 * sizeof(float4);
-  const auto kernel = in.columns % (8 * kSlice) == 0   ? product_kernel<8, Out>
-                      : in.columns % (4 * kSlice) == 0 ? product_kernel<4, Out>
-                                                       : product_kernel<1, Out>;
-  launch_early(ctx, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, bytes, in, w.as<bf16>(), w.ld, tiles, round, out);
+  launch_early(ctx, product_kernel<Out>, dim3(static_cast<unsigned>(blocks)), kThreads, bytes, in, w.as<bf16>(), w.ld, tiles, round, out);
   check_launch(name);
 }
 

@@ -13,12 +13,6 @@ constexpr int kSlice = kStep * kWarps;
 constexpr int kRows = 8;
 constexpr int kPad = 32;  // elements between the rows of x in shared memory: two rows lie in different banks
 
-__device__ __forceinline__ uint4 load_weights(const bf16* p) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-  return v;
-}
-
 // c += 16 rows of w × 16 columns of x: lane l holds rows l/4 and l/4+8, and the columns that its quarter read. Which of the products' 32
 // columns are called which does not matter, as long as w and x agree.
 __device__ __forceinline__ void multiply(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
@@ -33,21 +27,35 @@ struct TileRows {
   std::int64_t low, high;
 };
 
-// A warp's share of the weights of tile after tile, `Window` steps of it under way in registers.
-template <int Window>
-struct Weights {
-  uint4 low[Window], high[Window];
-  const bf16 *at_low, *at_high;
+// A warp's share of the weights of tile after tile, on its way through shared memory: kStages steps are under way. Every lane reads what
+// it has fetched itself, so that nobody waits for anybody.
+constexpr int kStages = 8, kStageBytes = 2 * 32 * 16, kRingBytes = kWarps * kStages * kStageBytes;
 
-  __device__ __forceinline__ void point(const bf16* w, std::int64_t ld, TileRows rows, int columns) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const std::int64_t column = static_cast<std::int64_t>(warp) * (columns / kWarps) + lane % 4 * 8;
-    at_low = w + (rows.low + lane / 4) * ld + column;
-    at_high = w + (rows.high + lane / 4) * ld + column;
+struct Ring {
+  unsigned place;  // of this lane, in shared memory
+
+  __device__ __forceinline__ explicit Ring(const void* memory)
+      : place(static_cast<unsigned>(__cvta_generic_to_shared(memory)) + threadIdx.x / 32 * (kStages * kStageBytes) +
+              threadIdx.x % 32 * 16) {}
+  // Begins to fetch what follows `low` and `high` into a stage; without `real` the stage stays as it is, and counts all the same.
+  __device__ __forceinline__ void fetch(int stage, const bf16* low, const bf16* high, bool real) const {
+    if (real) {
+      const unsigned to = place + stage * kStageBytes;
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(low) : "memory");
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 512), "l"(high) : "memory");
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
   }
-  __device__ __forceinline__ void load(int slot, int step) {
-    low[slot] = load_weights(at_low + step * kStep);
-    high[slot] = load_weights(at_high + step * kStep);
+  // Until the oldest of the stages under way is there.
+  __device__ __forceinline__ void wait() const { asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 1) : "memory"); }
+  __device__ __forceinline__ uint4 low(int stage) const { return read(place + stage * kStageBytes); }
+  __device__ __forceinline__ uint4 high(int stage) const { return read(place + stage * kStageBytes + 512); }
+
+ private:
+  static __device__ __forceinline__ uint4 read(unsigned at) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
+    return v;
   }
 };
 
