@@ -407,7 +407,13 @@ std::vector<std::string> convert_tokens(const std::string& from, const std::stri
   for (std::uint64_t at = 0; at < in.tokens(); at += most) {
     const std::string name = fmt::format("{}_{:06}{}", p.stem().string(), written.size(), p.extension().string());
     written.push_back((p.parent_path() / name).string());
-    to_shard(in, s, at, std::min(most, in.tokens() - at), written.back());
+    check(!std::filesystem::exists(written.back()), "{} already exists; convert replaces nothing", written.back());
+  }
+  std::uint64_t at = 0;
+  for (const std::string& file : written) {
+    const std::uint64_t n = std::min(most, in.tokens() - at);
+    to_shard(in, s, at, n, file);
+    at += n;
   }
   return written;
 }

@@ -72,6 +72,18 @@ TEST_F(Kept, MustBeTheOneThatItsNameSays) {
   EXPECT_HAS(damaged, folder + "/tokenizer.json");
 }
 
+// The next file that is packed with it brings it back, and leaves nothing else beside.
+TEST_F(Kept, ADamagedOneIsMadeAnew) {
+  const std::string good = read_file(folder + "/tokenizer.json");
+  for (const char* damage : {"{", ""}) {
+    write_file(folder + "/tokenizer.json", damage);
+    pack(*tokenizer, {.out = dir / "d/b.tok", .inputs = {dir / "a.txt"}, .progress = false});
+    EXPECT_EQ(read_file(folder + "/tokenizer.json"), good);
+    EXPECT_TRUE(find(file).tokenizer);
+    EXPECT_EQ(std::distance(fs::directory_iterator(dir / "d"), fs::directory_iterator()), 3);  // a.tok, b.tok and the tokenizer
+  }
+}
+
 TEST_F(Kept, BytesAreBuiltInAndSomeFilesNameNone) {
   const auto bytes = make_byte_tokenizer();
   pack(*bytes, {.out = dir / "bytes/a.tok", .inputs = {dir / "a.txt"}, .progress = false});

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/inotify.h>
+#include <unistd.h>
 
 #include "core/error.h"
 #include "model/safetensors.h"
@@ -69,6 +71,38 @@ TEST(RunDir, AFailedSaveLeavesNothingAndTouchesNothing) {
   EXPECT_NE(message_of([&] { dir.write_checkpoint(1, broken); }), "");
   EXPECT_EQ(std::distance(fs::directory_iterator(dir.path()), fs::directory_iterator()), 1);
   EXPECT_EQ(verify_manifest(dir.checkpoint(1)), "");
+}
+
+// What happens to a name in a folder, in order: it goes, or something comes in its place.
+std::vector<std::string> moves_of(const std::string& name, const fs::path& dir, const std::function<void()>& f) {
+  const int watch = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+  inotify_add_watch(watch, dir.c_str(), IN_MOVE | IN_DELETE);
+  f();
+  alignas(inotify_event) char events[8192];
+  const ssize_t bytes = read(watch, events, sizeof events);
+  close(watch);
+  std::vector<std::string> moves;
+  for (ssize_t at = 0; at < bytes;) {
+    const auto* e = reinterpret_cast<const inotify_event*>(events + at);
+    at += static_cast<ssize_t>(sizeof *e) + e->len;
+    if (e->len && e->name == name) moves.push_back(e->mask & IN_MOVED_TO ? "comes" : "goes");
+  }
+  return moves;
+}
+
+// The new one stands in the old one's place before that is gone: a crash in between leaves one of them.
+TEST(RunDir, ACheckpointMadeAgainChangesPlacesWithTheOldOne) {
+  const Folder tmp;
+  RunDir dir(tmp.path / "run");
+  dir.write_checkpoint(3, fill);
+  const auto again = [&] { dir.write_checkpoint(3, [](const fs::path& to) { write_synced(to / "a.bin", "new"); }); };
+  const std::vector<std::string> moves = moves_of("checkpoint-3", dir.path(), again);
+  EXPECT_EQ(read_text(dir.checkpoint(3) / "a.bin"), "new");
+  EXPECT_FALSE(fs::exists(dir.checkpoint(3) / "optimizer.bin"));
+  EXPECT_EQ(verify_manifest(dir.checkpoint(3)), "");
+  EXPECT_EQ(files_in(dir.path()), std::vector<std::string>{"checkpoint-3"});
+  ASSERT_FALSE(moves.empty());
+  EXPECT_EQ(moves.front(), "comes");
 }
 
 TEST(RunDir, LeftoversAreCleared) {
