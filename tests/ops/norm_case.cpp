@@ -144,19 +144,22 @@ Case exact_case(const std::string& name, const SitePlan& plan, std::int64_t n, s
   return k;
 }
 
-// A site whose statistic comes from the block's input x0 through its first norm: the gradient must reach x0 too.
-Case given_case(const std::string& name, const SitePlan& plan, std::int64_t n, std::int64_t c, const SiteExtra& e) {
-  Case k = exact_case(name, plan, n, c, e);
-  k.name += fmt::format(" given, correction {}, aux {}{}", static_cast<int>(e.correction), e.aux, e.stop ? ", stopped" : "");
-  const bool on_ms = e.correction == Correction::eta || e.correction == Correction::residual_aware;
-  const bool on_constant = e.correction == Correction::beta || e.correction == Correction::residual_aware;
-  k.inputs.push_back({"x0", {n, c}, e.stop ? Role::constant : Role::activation, e.fill, 1.5 * e.scale});
-  k.inputs.push_back({"constant", {1}, Role::constant32, Fill::uniform, 0, e.correction == Correction::eta ? 0.0 : 0.7});
-  if (on_ms) k.inputs.push_back({"ms_correction", {1}, Role::parameter, Fill::uniform, 0, 0.1});
-  if (on_constant) k.inputs.push_back({"constant_correction", {1}, Role::parameter, Fill::uniform, 0, 1.2});
-  k.outputs.push_back({"z0", {n, c}});  // the first norm's output: a plain RMSNorm with γ = 1
-  if (e.aux > 0) k.outputs.push_back({"aux", {1}, Output::Type::fp32});
-  k.reference = [=](Arrays& a, Round) {
+// A site whose statistic comes from the block's input x0 through its first norm, a plain RMSNorm with γ = 1: the gradient must reach x0
+// too.
+struct GivenSite {
+  SitePlan plan;
+  std::int64_t n, c;
+  SiteExtra e;
+
+  bool on_ms() const { return e.correction == Correction::eta || e.correction == Correction::residual_aware; }
+  bool on_constant() const { return e.correction == Correction::beta || e.correction == Correction::residual_aware; }
+
+  static double squared_gap(double given, double exact) {
+    const double gap = std::log(given + 1e-8) - std::log(exact + 1e-8);
+    return gap * gap;
+  }
+
+  void reference(Arrays& a) const {
     const RowReference row{plan, a, c};
     double aux = 0;
     for (std::int64_t i = 0; i < n; ++i) {
@@ -165,46 +168,48 @@ Case given_case(const std::string& name, const SitePlan& plan, std::int64_t n, s
           e.calibration * (ms * (1 + row.param("ms_correction", 0, 0)) + row.param("constant_correction", 0, 1) * a["constant"][0]);
       row.run(a["x"].data() + i * c, a["z"].data() + i * c, s);
       for (std::int64_t j = 0; j < c; ++j) a["z0"][static_cast<std::size_t>(i * c + j)] = x0[j] / std::sqrt(ms + 1e-5);
-      const double gap = std::log(s + 1e-8) - std::log(mean_square(a["x"].data() + i * c, c) + 1e-8);
-      aux += gap * gap;
+      aux += squared_gap(s, mean_square(a["x"].data() + i * c, c));
     }
     if (e.aux > 0) a["aux"][0] = aux;
-  };
-  const auto ones = [=](CaseTensors& t) {
+  }
+
+  NormSite first_norm(CaseTensors& t) const {
     const Tensor& g = t.scratch("ones", DType::f32, {c});
     copy(t.ctx(), make_tensor(t.ctx(), DType::f32, {c}, std::vector<double>(static_cast<std::size_t>(c), 1.0)), g);
     return NormSite{.stat = Stat::rms, .map = Map::id, .factor = 1, .eps = 1e-5f, .gamma = g};
-  };
-  const auto given = [=](CaseTensors& t, double aux) {
+  }
+  Given given(CaseTensors& t, double aux) const {
     const Tensor& stats = t.scratch("stats0", DType::f32, {2, n});
     return Given{.ms = Tensor(stats.data, DType::f32, t.device(), {n}),
                  .constant = t["constant"],
-                 .ms_correction = value(t, "ms_correction", on_ms),
-                 .constant_correction = value(t, "constant_correction", on_constant),
+                 .ms_correction = value(t, "ms_correction", on_ms()),
+                 .constant_correction = value(t, "constant_correction", on_constant()),
                  .calibration = static_cast<float>(e.calibration),
-                 .dms_correction = gradient(t, "ms_correction", on_ms),
-                 .dconstant_correction = gradient(t, "constant_correction", on_constant),
+                 .dms_correction = gradient(t, "ms_correction", on_ms()),
+                 .dconstant_correction = gradient(t, "constant_correction", on_constant()),
                  .dms = e.stop ? Tensor{} : t.scratch("dms", DType::f32, {n}),
                  .aux = static_cast<float>(aux),
                  .exact = t.scratch("exact", DType::f32, {n})};
-  };
-  k.forward = [=](CaseTensors& t) {
-    norm(t.ctx(), ones(t), {.x = t["x0"], .z = t["z0"], .stats = t.scratch("stats0", DType::f32, {2, n})});
+  }
+
+  void forward(CaseTensors& t) const {
+    norm(t.ctx(), first_norm(t), {.x = t["x0"], .z = t["z0"], .stats = t.scratch("stats0", DType::f32, {2, n})});
     const Given g = given(t, e.aux);
     norm(t.ctx(), site_of(t, plan), {.x = t["x"], .z = t["z"], .stats = {}, .given = &g});
-    if (e.aux == 0) return;
-    // What the backward is the gradient of, from the mean squares that the forwards kept.
+    if (e.aux > 0) write_aux(t, g);
+  }
+  // What the backward is the gradient of, from the mean squares that the forwards kept.
+  void write_aux(CaseTensors& t, const Given& g) const {
     const auto first = [&](const Tensor& s, double otherwise) { return s ? to_doubles(t.ctx(), s)[0] : otherwise; };
     const std::vector<double> ms = to_doubles(t.ctx(), g.ms), exact = to_doubles(t.ctx(), g.exact);
     double aux = 0;
-    for (std::size_t i = 0; i < ms.size(); ++i) {
-      const double s = e.calibration * (ms[i] * (1 + first(g.ms_correction, 0)) + first(g.constant_correction, 1) * first(g.constant, 0));
-      const double gap = std::log(s + 1e-8) - std::log(exact[i] + 1e-8);
-      aux += gap * gap;
-    }
+    for (std::size_t i = 0; i < ms.size(); ++i)
+      aux += squared_gap(e.calibration * (ms[i] * (1 + first(g.ms_correction, 0)) + first(g.constant_correction, 1) * first(g.constant, 0)),
+                         exact[i]);
     copy(t.ctx(), make_tensor(t.ctx(), DType::f32, {1}, {aux}), t["aux"]);
-  };
-  k.backward = [=](CaseTensors& t) {
+  }
+
+  void backward(CaseTensors& t) const {
     // The auxiliary output's cotangent is the weight of the auxiliary loss.
     const double aux = e.aux > 0 ? to_doubles(t.ctx(), t.grad("aux"))[0] : 0;
     const Given g = given(t, aux);
@@ -215,14 +220,29 @@ Case given_case(const std::string& name, const SitePlan& plan, std::int64_t n, s
                    .accumulate = false,
                    .given = &g});
     if (e.stop) return;
-    norm_backward(t.ctx(), ones(t), {},
+    norm_backward(t.ctx(), first_norm(t), {},
                   {.x = t["x0"],
                    .stats = t.scratch("stats0", DType::f32, {2, n}),
                    .dz = t.grad("z0"),
                    .dx = t.grad("x0"),
                    .accumulate = false,
                    .dms = g.dms});
-  };
+  }
+};
+
+Case given_case(const std::string& name, const SitePlan& plan, std::int64_t n, std::int64_t c, const SiteExtra& e) {
+  const GivenSite site{plan, n, c, e};
+  Case k = exact_case(name, plan, n, c, e);
+  k.name += fmt::format(" given, correction {}, aux {}{}", static_cast<int>(e.correction), e.aux, e.stop ? ", stopped" : "");
+  k.inputs.push_back({"x0", {n, c}, e.stop ? Role::constant : Role::activation, e.fill, 1.5 * e.scale});
+  k.inputs.push_back({"constant", {1}, Role::constant32, Fill::uniform, 0, e.correction == Correction::eta ? 0.0 : 0.7});
+  if (site.on_ms()) k.inputs.push_back({"ms_correction", {1}, Role::parameter, Fill::uniform, 0, 0.1});
+  if (site.on_constant()) k.inputs.push_back({"constant_correction", {1}, Role::parameter, Fill::uniform, 0, 1.2});
+  k.outputs.push_back({"z0", {n, c}});  // the first norm's output
+  if (e.aux > 0) k.outputs.push_back({"aux", {1}, Output::Type::fp32});
+  k.reference = [site](Arrays& a, Round) { site.reference(a); };
+  k.forward = [site](CaseTensors& t) { site.forward(t); };
+  k.backward = [site](CaseTensors& t) { site.backward(t); };
   return k;
 }
 
