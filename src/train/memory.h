@@ -33,7 +33,8 @@ void check_memory(const RunConfig& config, const MemoryPlan& plan, const FreeMem
 // Checks that the run fits into what is free, and settles train.micro_batch: auto.
 void settle_memory(RunConfig& config, const FreeMemory& free);
 
-// A warning where one micro-batch keeps a CPU busy for long (auto takes none of these), else "". peak: operations per second.
+// A warning where one micro-batch keeps a CPU busy for long (auto takes none of these, but for a lone row), else "". peak: operations per
+// second.
 std::string slow_micro_batch(const RunConfig& config, double peak);
 
 }  // namespace bhyt::train

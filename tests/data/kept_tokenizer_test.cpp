@@ -56,6 +56,9 @@ TEST_F(Kept, SurvivesAMoveOfTheFolderAndIsFoundWhereALinkLeads) {
 TEST_F(Kept, GoesAlongWhenTheFileIsConverted) {
   convert_tokens(file, dir / "shards/a.bin", TokenFormat::llmc_gpt2);
   EXPECT_TRUE(find(dir / "shards/a.bin").tokenizer);
+  write_file(dir / "taken/a_000001.bin", "mine");  // refused: then nothing is left there
+  EXPECT_HAS(message_of([&] { convert_tokens(file, dir / "taken/a.bin", TokenFormat::llmc_gpt2, 2); }), "a_000001.bin already exists");
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir / "taken"), fs::directory_iterator()), 1);
 }
 
 TEST_F(Kept, MustBeTheOneThatItsNameSays) {
