@@ -89,10 +89,16 @@ Unpacked unpack(const InputFile& file, std::size_t piece) {
   return out;
 }
 
-// A window descriptor of more than 128 MiB is allowed, and only memory is lost by it.
-bool wants_large_window(std::string_view frame) {
-  const bool single_segment = frame.size() > 4 && (frame[4] & 0x20);
-  return frame.size() > 5 && !single_segment && (static_cast<unsigned char>(frame[5]) >> 3) > 17;
+// Whether any frame asks for a window of more than 128 MiB, or for one of a size in four bytes or more: both are allowed, and only memory
+// is lost by them.
+bool wants_large_window(std::string_view bytes) {
+  constexpr std::string_view kMagic = "\x28\xb5\x2f\xfd";
+  for (std::size_t at = bytes.find(kMagic); at != bytes.npos && at + 5 < bytes.size(); at = bytes.find(kMagic, at + 1)) {
+    const auto descriptor = static_cast<unsigned char>(bytes[at + 4]), window = static_cast<unsigned char>(bytes[at + 5]);
+    const bool single_segment = descriptor & 0x20;
+    if (single_segment ? descriptor >= 0x80 : window >> 3 > 17) return true;
+  }
+  return false;
 }
 
 // A folder of this process, in memory where there is such a place: the targets sync what they write.

@@ -382,14 +382,29 @@ void to_shard(const TokenFile& in, const Shard& s, std::uint64_t begin, std::uin
   out.commit();
 }
 
+// One file, or as many numbered ones as it takes.
+std::vector<std::string> names_of_shards(const std::filesystem::path& to, std::uint64_t tokens, std::uint64_t most) {
+  if (tokens <= most) return {to.string()};
+  std::vector<std::string> names;
+  for (std::uint64_t at = 0; at < tokens; at += most) {
+    const std::string name = fmt::format("{}_{:06}{}", to.stem().string(), names.size(), to.extension().string());
+    names.push_back((to.parent_path() / name).string());
+    check(!std::filesystem::exists(names.back()), "{} already exists; convert replaces nothing", names.back());
+  }
+  return names;
+}
+
 }  // namespace
 
 std::vector<std::string> convert_tokens(const std::string& from, const std::string& to, TokenFormat format, std::uint64_t shard_tokens) {
   const TokenFile in(from);
   in.verify();
-  const KeptTokenizer kept = find_tokenizer(from, in.info().meta);
-  if (kept.tokenizer) keep_tokenizer(*kept.tokenizer, std::filesystem::path(to).parent_path());
+  const auto keep = [&] {
+    const KeptTokenizer kept = find_tokenizer(from, in.info().meta);
+    if (kept.tokenizer) keep_tokenizer(*kept.tokenizer, std::filesystem::path(to).parent_path());
+  };
   if (format == TokenFormat::bhyt) {
+    keep();
     to_bhyt(in, to);
     return {to};
   }
@@ -398,18 +413,15 @@ std::vector<std::string> convert_tokens(const std::string& from, const std::stri
         "{}: a vocabulary of {} does not fit {} shards of {}-byte tokens", from, in.info().meta.vocab, name_of(format), s.token_bytes);
   constexpr std::uint64_t kMost = (1u << 31) - 1;
   const std::uint64_t most = shard_tokens == 0 ? kMost : std::min(shard_tokens, kMost);
-  if (in.tokens() <= most) {
-    to_shard(in, s, 0, in.tokens(), to);
-    return {to};
+  const std::vector<std::string> files = names_of_shards(to, in.tokens(), most);
+  keep();
+  std::uint64_t at = 0;
+  for (const std::string& file : files) {
+    const std::uint64_t n = std::min(most, in.tokens() - at);
+    to_shard(in, s, at, n, file);
+    at += n;
   }
-  const std::filesystem::path p(to);
-  std::vector<std::string> written;
-  for (std::uint64_t at = 0; at < in.tokens(); at += most) {
-    const std::string name = fmt::format("{}_{:06}{}", p.stem().string(), written.size(), p.extension().string());
-    written.push_back((p.parent_path() / name).string());
-    to_shard(in, s, at, std::min(most, in.tokens() - at), written.back());
-  }
-  return written;
+  return files;
 }
 
 }  // namespace bhyt

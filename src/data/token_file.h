@@ -97,7 +97,7 @@ class TokenFileWriter {
 };
 
 // Copies a token file into another format. Shards hold at most 2³¹ − 1 tokens: more (or more than shard_tokens) become
-// NAME_000000.EXT, NAME_000001.EXT, … Returns the files written.
+// NAME_000000.EXT, NAME_000001.EXT, …, of which none may exist. Returns the files written.
 std::vector<std::string> convert_tokens(const std::string& from, const std::string& to, TokenFormat format, std::uint64_t shard_tokens = 0);
 
 }  // namespace bhyt

@@ -186,12 +186,15 @@ Run read_run(const fs::path& dir) {
   std::error_code ec;
   check_usage(fs::exists(dir, ec), "{}: no such directory", dir.string());
   check_usage(fs::is_directory(dir, ec), "{} is a file; expected a run directory, which is what bhyt pretrain writes", dir.string());
-  check_usage(holds_metrics(dir), "{}: no metrics.jsonl there; a run directory is what bhyt pretrain writes", dir.string());
   Run run;
   run.dir = run.name = dir.string();
-  std::ifstream metrics(dir / "metrics.jsonl", std::ios::binary);
-  check(metrics.good(), "{}: cannot be opened", (dir / "metrics.jsonl").string());
-  read_metrics(metrics, run);
+  if (holds_metrics(dir)) {
+    std::ifstream metrics(dir / "metrics.jsonl", std::ios::binary);
+    check(metrics.good(), "{}: cannot be opened", (dir / "metrics.jsonl").string());
+    read_metrics(metrics, run);
+  } else {
+    run.notes.push_back("metrics.jsonl is missing: what was trained is known from the checkpoints alone");
+  }
   if (fs::is_regular_file(dir / "resolved.yaml", ec))
     read_config(read_text(dir / "resolved.yaml", kMaxConfigBytes), run);
   else

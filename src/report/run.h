@@ -40,7 +40,7 @@ struct Run {
   double above_floor() const;                              // final validation (else training) loss − floor; NaN where unknown
 };
 
-// Takes a directory that holds metrics.jsonl; throws Error when it does not.
+// Takes a run directory; what is missing there, metrics too, is named in its notes.
 Run read_run(const std::filesystem::path& dir);
 
 // The run that a folder such as checkpoint-100 lies in, and says so in the log; any other path as it is.

@@ -19,12 +19,14 @@ double activation_bytes(const RunConfig& c, std::int64_t rows) {
   return static_cast<double>(TrainPass::planned_bytes(c.model.config, *c.run.dtype, c.device, shape));
 }
 
+double tokens_in(const RunConfig& c, std::int64_t rows) { return static_cast<double>(rows) * static_cast<double>(c.data.seq_len); }
+double flops_in(const RunConfig& c, std::int64_t rows) { return tokens_in(c, rows) * flops_per_token(c.model.config, c.data.seq_len); }
+
 // Whether a CPU is done with a micro-batch in some seconds: a larger one is no faster there, and a run is only heard from, and stopped,
 // between them.
 bool quick_enough(const RunConfig& c, std::int64_t rows) {
   constexpr double kMostTokens = 1 << 16, kMostFlops = 1e12;
-  const double tokens = static_cast<double>(rows) * static_cast<double>(c.data.seq_len);
-  return c.device.is_cuda() || (tokens <= kMostTokens && tokens * flops_per_token(c.model.config, c.data.seq_len) <= kMostFlops);
+  return c.device.is_cuda() || (tokens_in(c, rows) <= kMostTokens && flops_in(c, rows) <= kMostFlops);
 }
 
 // As many sequences as have their activations in so much memory, in pieces of equal size.
@@ -94,13 +96,21 @@ void check_memory(const RunConfig& c, const MemoryPlan& plan, const FreeMemory& 
     refuse(fmt::format("{} for the batches on their way to the GPU", human_bytes(plan.host)), "this machine", free.host);
 }
 
-void settle_memory(RunConfig& c) {
-  const FreeMemory free = free_memory_for(c);
+void settle_memory(RunConfig& c, const FreeMemory& free) {
   // First without activations: a batch beyond all bounds is not worth a plan of them.
   const MemoryPlan least = plan_memory(c, 0);
   check_memory(c, least, free);
   if (c.train.micro_batch == 0) settle_micro_batch(c, least, free);
   check_memory(c, plan_memory(c, c.train.micro_batch), free);
+}
+
+std::string slow_micro_batch(const RunConfig& c, double peak) {
+  const std::int64_t rows = c.train.micro_batch;
+  if (quick_enough(c, rows)) return "";
+  return fmt::format(
+      "one micro-batch of {} × {} tokens takes this machine at least {:.1f} s; the run tells how far it is, and stops "
+      "when asked, only between them{}",
+      grouped(rows), grouped(c.data.seq_len), flops_in(c, rows) / peak, rows > 1 ? "; lower train.micro_batch" : "");
 }
 
 }  // namespace bhyt::train

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "train/config.h"
 
@@ -30,6 +31,10 @@ FreeMemory free_memory_for(const RunConfig& config);
 void check_memory(const RunConfig& config, const MemoryPlan& plan, const FreeMemory& free);
 
 // Checks that the run fits into what is free, and settles train.micro_batch: auto.
-void settle_memory(RunConfig& config);
+void settle_memory(RunConfig& config, const FreeMemory& free);
+
+// A warning where one micro-batch keeps a CPU busy for long (auto takes none of these, but for a lone row), else "". peak: operations per
+// second.
+std::string slow_micro_batch(const RunConfig& config, double peak);
 
 }  // namespace bhyt::train

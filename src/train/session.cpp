@@ -192,7 +192,7 @@ std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
   if (found) inherit_auto(s.config, *s.dir);
   s.config.run.device = name_of(s.config.device);
   if (!s.config.run.dtype) s.config.run.dtype = s.config.device.is_cuda() ? DType::bf16 : DType::f32;
-  settle_memory(s.config);
+  settle_memory(s.config, free_memory_for(s.config));
 
   pack_data(s.config.data, s.data, (s.dir->path() / "data").string());
   if (!s.data.tokenizer) log::info("checkpoints will hold no tokenizer: {}", s.data.why_no_tokenizer);

@@ -12,6 +12,7 @@
 #include "machine/machine.h"
 #include "train/console.h"
 #include "train/layer_stats.h"
+#include "train/memory.h"
 #include "train/schedule.h"
 #include "train/session.h"
 #include "train/step_result.h"
@@ -275,6 +276,7 @@ struct Trainer::Impl {
     const StopSignals stop(kNotice, StopSignals::Second::quits);
     const Progress& p = s().progress;
     peak = peak_flops(*s().ctx, s().model->type());
+    if (const std::string slow = slow_micro_batch(s().config, peak); !slow.empty()) log::warning("{}", slow);
     if (p.unvalidated && conclude(stop)) return;
     s().train->start(p.step);
     put_batch();

@@ -110,6 +110,23 @@ TEST(Convert, TokenFilesGoToLlmcAndBack) {
   EXPECT_EQ(again["checksum"], first["checksum"]);
 }
 
+// Neither one file nor any of several is written over, and nothing is written beside them.
+TEST(Convert, TokenFilesReplaceNothing) {
+  const TempFolder dir;
+  const auto at = [&](const char* name) { return (dir.path / name).string(); };
+  ASSERT_EQ(bhyt({"data", "synth", "--out", at("data"), "--tokens", "3000"}).code, 0);
+  for (const char* name : {"a.bin", "b_000001.bin"}) std::ofstream(at(name)) << "mine";
+  const std::vector<std::string> whole{"convert", at("data/train.tok"), "--out", at("a.bin")};
+  const std::vector<std::string> pieces{"convert", at("data/train.tok"), "--out", at("b.bin"), "--max-shard", "2KB"};
+  for (const auto& [words, name] : {std::pair{whole, "a.bin"}, std::pair{pieces, "b_000001.bin"}}) {
+    const Outcome out = bhyt(words);
+    EXPECT_NE(out.code, 0);
+    EXPECT_NE(out.err.find(at(name) + " already exists"), std::string::npos) << out.err;
+    EXPECT_EQ(read_text(at(name)), "mine");
+  }
+  EXPECT_FALSE(fs::exists(at("b_000000.bin")));
+}
+
 TEST(Convert, Llama2cBringsItsTokenizer) {
   if (data_folder().empty()) GTEST_SKIP() << "BHYT_DATA is not set";
   const TempFolder dir;

@@ -99,6 +99,43 @@ TEST_F(GenerateText, WithoutATokenizerSaysWhatNamesOne) {
   EXPECT_EQ(generate({"--ids", "--prompt", "109", "--max-tokens", "3"}, at("bare"))["ids"].size(), 3u);
 }
 
+TEST_F(GenerateText, APromptFileIsAFile) {
+  const Words words{"generate", "--model", checkpoint(), "device=cpu", "threads=1", "--max-tokens", "40", "--prompt-file"};
+  const auto with = [&](const std::string& file) {
+    Words args = words;
+    args.push_back(file);
+    return bhyt(args);
+  };
+  std::ofstream(at("prompt.txt")) << "mary had";
+  EXPECT_EQ(with(at("prompt.txt")).out, " a little lamb\n");
+  for (const std::string& file : {at("run"), at("nowhere")}) {
+    const Outcome out = with(file);
+    EXPECT_EQ(out.code, 1);
+    EXPECT_EQ(out.out, "");
+    EXPECT_NE(out.err.find(file + ": expected a file with the text to continue"), std::string::npos) << out.err;
+  }
+}
+
+// Of the right size, but not the one that the checkpoint holds: it may be meant, so it is said.
+TEST_F(GenerateText, ATokenizerFromElsewhereIsNamed) {
+  fs::create_directory(at("foreign"));
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) fs::copy(fs::path(checkpoint()) / name, at("foreign/") + name);
+  const auto said = [&] {
+    const Outcome out = bhyt({"generate", "--model", checkpoint(), "--tokenizer", at("foreign"), "--prompt", "mary had", "--max-tokens",
+                              "3", "device=cpu", "threads=1"});
+    EXPECT_EQ(out.code, 0) << out.err;
+    return out.err.find("is not the tokenizer that " + checkpoint() + " was trained with") != std::string::npos;
+  };
+  EXPECT_FALSE(said());
+  Json tokenizer = Json::parse(read_text(at("foreign/tokenizer.json")));
+  auto& vocab = tokenizer["model"]["vocab"];
+  const Json a = vocab["a"];
+  vocab["a"] = vocab["b"];
+  vocab["b"] = a;
+  std::ofstream(at("foreign/tokenizer.json")) << tokenizer.dump();
+  EXPECT_TRUE(said());
+}
+
 // Rows that no token of the tokenizer uses: drawn, they have no text. A tokenizer of another size is refused before anything is computed.
 TEST_F(GenerateText, AModelMayBePaddedAndATokenizerMustFit) {
   const auto train = [&](const std::string& vocab) {

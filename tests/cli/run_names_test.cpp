@@ -107,6 +107,21 @@ TEST_F(RunNames, ADamagedCheckpointIsRefusedByAllThatRead) {
   EXPECT_EQ(bhyt(readers(at("run/checkpoint-8"))[0]).code, 0);
 }
 
+// Until a run has a checkpoint of its own, what it starts from must be whole each time.
+TEST_F(RunNames, ADamagedInitIsRefusedWhileARunHasNoWeightsOfItsOwn) {
+  clear_outputs();
+  ASSERT_EQ(bhyt(readers(at("run/checkpoint-12"))[3]).code, 0);
+  damage("run/checkpoint-12/model.safetensors");
+  const Words on{"pretrain", "run.dir=" + at("other"), "resume=auto", "train.steps=2"};
+  const Outcome own = bhyt(on);
+  EXPECT_EQ(own.code, 0) << own.err;
+  for (const char* left : {"checkpoint-1", "checkpoint-2", "metrics.jsonl"}) fs::remove_all(at("other/") + left);
+  const Outcome none = bhyt(on);
+  EXPECT_EQ(none.code, 1);
+  EXPECT_NE(none.err.find("model.safetensors is damaged"), std::string::npos) << none.err;
+  EXPECT_FALSE(fs::exists(at("other/metrics.jsonl")));
+}
+
 TEST_F(RunNames, InfoVerifiesEveryCheckpoint) {
   EXPECT_EQ(bhyt({"info", at("run"), "--verify"}).code, 0);
   damage("run/checkpoint-4/model.safetensors");
@@ -124,6 +139,19 @@ TEST_F(RunNames, InfoVerifiesEveryCheckpoint) {
   for (const char* what :
        {"checkpoint-4: model.safetensors is damaged", "checkpoint-8: optimizer.safetensors is missing", "checkpoint-12: "})
     EXPECT_NE(problems.find(what), std::string::npos) << what << " in " << problems;
+}
+
+TEST_F(RunNames, InfoNeedsNoMetrics) {
+  fs::remove(at("run/metrics.jsonl"));
+  const Outcome out = bhyt({"info", at("run"), "--verify", "--json"});
+  EXPECT_EQ(out.code, 0) << out.err;
+  const Json run = Json::parse(out.out);
+  EXPECT_EQ(run["kind"], "run");
+  EXPECT_EQ(run["step"], 12);
+  EXPECT_EQ(run["checkpoints"].size(), 3u);
+  EXPECT_NE(run["notes"].dump().find("metrics.jsonl is missing"), std::string::npos) << run["notes"];
+  damage("run/checkpoint-4/model.safetensors");
+  EXPECT_EQ(bhyt({"info", at("run"), "--verify"}).code, 1);
 }
 
 TEST_F(RunNames, ARunGoesOnByItsOwnConfig) {

@@ -56,6 +56,9 @@ TEST_F(Kept, SurvivesAMoveOfTheFolderAndIsFoundWhereALinkLeads) {
 TEST_F(Kept, GoesAlongWhenTheFileIsConverted) {
   convert_tokens(file, dir / "shards/a.bin", TokenFormat::llmc_gpt2);
   EXPECT_TRUE(find(dir / "shards/a.bin").tokenizer);
+  write_file(dir / "taken/a_000001.bin", "mine");  // refused: then nothing is left there
+  EXPECT_HAS(message_of([&] { convert_tokens(file, dir / "taken/a.bin", TokenFormat::llmc_gpt2, 2); }), "a_000001.bin already exists");
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir / "taken"), fs::directory_iterator()), 1);
 }
 
 TEST_F(Kept, MustBeTheOneThatItsNameSays) {
@@ -70,6 +73,18 @@ TEST_F(Kept, MustBeTheOneThatItsNameSays) {
   const std::string wrong = passed_over(other.dump()), damaged = passed_over("{");
   EXPECT_HAS(wrong, "holds another tokenizer (bpe, ");
   EXPECT_HAS(damaged, folder + "/tokenizer.json");
+}
+
+// The next file that is packed with it brings it back, and leaves nothing else beside.
+TEST_F(Kept, ADamagedOneIsMadeAnew) {
+  const std::string good = read_file(folder + "/tokenizer.json");
+  for (const char* damage : {"{", ""}) {
+    write_file(folder + "/tokenizer.json", damage);
+    pack(*tokenizer, {.out = dir / "d/b.tok", .inputs = {dir / "a.txt"}, .progress = false});
+    EXPECT_EQ(read_file(folder + "/tokenizer.json"), good);
+    EXPECT_TRUE(find(file).tokenizer);
+    EXPECT_EQ(std::distance(fs::directory_iterator(dir / "d"), fs::directory_iterator()), 3);  // a.tok, b.tok and the tokenizer
+  }
 }
 
 TEST_F(Kept, BytesAreBuiltInAndSomeFilesNameNone) {

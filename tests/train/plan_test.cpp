@@ -64,8 +64,62 @@ TEST(Memory, ARunThatDoesNotFitIsRefusedWithNumbers) {
 TEST(Memory, AutoTakesTheWholeBatchWhereItFits) {
   const Folder tmp;
   RunConfig c = settled_config(small_run(tmp, "a"));
-  settle_memory(c);
+  settle_memory(c, {});
   EXPECT_EQ(c.train.micro_batch, 6);
+}
+
+// What train.micro_batch: auto becomes.
+std::int64_t settled_micro_batch(RunConfig c, const FreeMemory& free) {
+  log::set_quiet(true);
+  settle_memory(c, free);
+  return c.train.micro_batch;
+}
+
+TEST(Memory, AutoTakesWhatOthersLeave) {
+  const Folder tmp;
+  const RunConfig c = settled_config(small_run(tmp, "a") + Words{"train.batch=1000"});
+  const MemoryPlan ten = plan_memory(c, 10);
+  const double enough = ten.device() + ten.host;
+  EXPECT_EQ(settled_micro_batch(c, {.device = enough, .host = enough}), 10);
+  EXPECT_EQ(settled_micro_batch(c, {.device = enough - 1, .host = enough - 1}), 9);  // pieces of equal size: 112 of them
+  EXPECT_EQ(settled_micro_batch(c, {}), 1000);                                       // the system does not say
+  const MemoryPlan one = plan_memory(c, 1);
+  const double least = one.device() + one.host;
+  EXPECT_EQ(settled_micro_batch(c, {.device = least, .host = least}), 1);
+  EXPECT_THROW(settled_micro_batch(c, {.device = least - 1, .host = least - 1}), UsageError);
+}
+
+// A CPU is heard from between micro-batches: of so many tokens and operations that this is soon.
+TEST(Memory, AutoTakesWhatACpuIsSoonDoneWith) {
+  const Folder tmp;
+  const auto rows = [&](const Words& words) { return settled_micro_batch(settled_config(small_run(tmp, "a") + words), {}); };
+  EXPECT_EQ(rows({"train.batch=2048"}), 2048);
+  EXPECT_EQ(rows({"train.batch=2049"}), 1025);  // 65,536 tokens are 2048 rows of 32
+  const Words wide{"train.batch=4096", "model.d=512", "model.mlp=2048", "model.layers=8"};
+  const RunConfig c = settled_config(small_run(tmp, "a") + wide);
+  const auto operations = [&](std::int64_t n) { return static_cast<double>(n * 32) * flops_per_token(c.model.config, 32); };
+  const std::int64_t n = rows(wide);
+  EXPECT_LE(operations(n), 1e12);
+  EXPECT_GT(operations(n + n / 8), 1e12);                                                      // little is given away
+  EXPECT_EQ(rows(wide + Words{"model.layers=200", "data.seq_len=8192", "train.batch=2"}), 1);  // one row, however long it takes
+}
+
+TEST(Memory, AMicroBatchThatTakesLongIsNamed) {
+  const Folder tmp;
+  RunConfig c = settled_config(small_run(tmp, "a") + Words{"train.batch=4096", "train.micro_batch=2048"});
+  const double flops = 32 * flops_per_token(c.model.config, 32);  // of a row
+  EXPECT_EQ(slow_micro_batch(c, 1), "");
+  c.train.micro_batch = 4096;
+  EXPECT_EQ(slow_micro_batch(c, flops * 4096 / 7.5),
+            "one micro-batch of 4,096 × 32 tokens takes this machine at least 7.5 s; the run tells how far it is, and stops when "
+            "asked, only between them; lower train.micro_batch");
+  c.train.micro_batch = 1;
+  c.data.seq_len = 1 << 17;
+  const std::string lone = slow_micro_batch(c, 1e9);
+  says(lone, "one micro-batch of 1 × 131,072 tokens");
+  EXPECT_TRUE(lone.ends_with("only between them"));
+  c.device = Device::cuda(0);
+  EXPECT_EQ(slow_micro_batch(c, 1e9), "");
 }
 
 TEST(Repetition, IsNamedWhenThereIsMuchOfIt) {
