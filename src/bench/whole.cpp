@@ -189,12 +189,11 @@ std::vector<Result> bench_prompt(const Settings& s) {
 
 std::vector<Result> bench_decode(const Settings& s) {
   const auto model = make_model(s);
-  constexpr std::int64_t kMore = 8192;  // tokens: more than the measurement can take
   const std::vector<std::int32_t> ids(static_cast<std::size_t>(s.seq), 1);
   // A token has to read every weight once; the embedding is the head's (tied) or one row.
   const auto weights = static_cast<double>(model->parameters().value_bytes());
   const OwnedTensor from = filled(s.ctx, s.dtype, {model->parameters().count()}), to(s.ctx, s.dtype, {model->parameters().count()});
-  Decoder decoder(s, *model, s.seq + kMore);
+  Decoder decoder(s, *model, s.seq + kDecoded);
   decoder.feed(ids);
   const std::vector<double> t = take_turns(s.ctx, {[&] { decoder.feed({ids.data(), 1}); }, [&] { copy_all(s.ctx, from, to); }}, s.reps);
   const double bandwidth = 2 * static_cast<double>(from.t.bytes()) / t[1];

@@ -19,8 +19,7 @@ double activation_bytes(const RunConfig& c, std::int64_t rows) {
   return static_cast<double>(TrainPass::planned_bytes(c.model.config, *c.run.dtype, c.device, shape));
 }
 
-// Whether a CPU is done with a micro-batch in some seconds: a larger one is no faster there, and a run is only heard from, and stopped,
-// between them.
+// Whether a CPU is done with a micro-batch in some seconds: a run is only heard from, and stopped, between them.
 bool quick_enough(const RunConfig& c, std::int64_t rows) {
   constexpr double kMostTokens = 1 << 16, kMostFlops = 1e12;
   const double tokens = static_cast<double>(rows) * static_cast<double>(c.data.seq_len);
