@@ -11,8 +11,6 @@ namespace bhyt::bench {
 
 namespace {
 
-constexpr std::size_t kBeyondCache = std::size_t{640} << 20;  // larger than any CPU's last cache
-
 Result compute_result(std::string test, double flops, double seconds, double limit) {
   return {.test = std::move(test),
           .tflops = flops / seconds * 1e-12,

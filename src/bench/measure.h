@@ -6,6 +6,8 @@
 
 namespace bhyt::bench {
 
+constexpr std::size_t kBeyondCache = std::size_t{640} << 20;  // bytes: larger than any CPU's last cache
+
 // Small random values: products of zeros or of denormals would be flattered or punished.
 OwnedTensor filled(Context& ctx, DType type, std::initializer_list<std::int64_t> dims, float scale = 1);
 

@@ -6,11 +6,14 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "bench/plan.h"
 #include "cli/cli.h"
 #include "cli/commands.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/log.h"
+#include "io/format.h"
+#include "machine/machine.h"
 #include "train/config.h"
 
 namespace bhyt::cli {
@@ -24,11 +27,15 @@ using Json = nlohmann::ordered_json;
 struct Test {
   const char* name;
   std::vector<Result> (*run)(const Settings&);
-  const char* preset;  // where no model.* is given
+  double (*bytes)(const train::RunConfig&);  // that it takes at least
+  const char* preset;                        // where no model.* is given
 };
-constexpr Test kTests[] = {{"train", bench::bench_train, "small"},   {"norm", bench::bench_norm, "llama-1b"},
-                           {"gemm", bench::bench_gemm, "small"},     {"attention", bench::bench_attention, "small"},
-                           {"prompt", bench::bench_prompt, "small"}, {"decode", bench::bench_decode, "small"}};
+constexpr Test kTests[] = {{"train", bench::bench_train, bench::bytes_for_train, "small"},
+                           {"norm", bench::bench_norm, bench::bytes_for_norm, "llama-1b"},
+                           {"gemm", bench::bench_gemm, bench::bytes_for_gemm, "small"},
+                           {"attention", bench::bench_attention, bench::bytes_for_attention, "small"},
+                           {"prompt", bench::bench_prompt, bench::bytes_for_prompt, "small"},
+                           {"decode", bench::bench_decode, bench::bytes_for_decode, "small"}};
 
 const Test* find_test(const std::string& name) {
   const auto* it = std::find_if(std::begin(kTests), std::end(kTests), [&](const Test& t) { return name == t.name; });
@@ -40,11 +47,23 @@ bool gives(const std::vector<std::string>& words, std::string_view prefix) {
 }
 
 // What one test measures: a config, with the bench's own defaults below them.
-train::RunConfig config_of(const Test& test, const std::vector<std::string>& words) {
+train::RunConfig config_of(const Test& test, const std::vector<std::string>& words, DType dtype) {
   std::vector<std::string> all{"train.batch=8", "data.seq_len=256"};
   if (!gives(words, "model.")) all.push_back(std::string("model.preset=") + test.preset);
   all.insert(all.end(), words.begin(), words.end());
-  return train::read_run_config(train::config_tree("", all));
+  train::RunConfig c = train::read_run_config(train::config_tree("", all));
+  c.device = parse_device(c.run.device);
+  c.run.dtype = dtype;
+  return c;
+}
+
+// Before any work, as a run is checked.
+void check_memory(const Test& test, const train::RunConfig& c) {
+  const double needed = test.bytes(c), free = static_cast<double>(free_memory(c.device));
+  check_usage(free <= 0 || needed <= free,
+              "bench {} needs {} or more in {}, {} has {} free; lower train.batch or data.seq_len (now {} and {}), or take a smaller model",
+              test.name, human_bytes(needed), name_of(*c.run.dtype), c.device.is_cuda() ? name_of(c.device) : "this machine",
+              human_bytes(free), c.train.batch, c.data.seq_len);
 }
 
 std::vector<DType> types(const std::vector<std::string>& words) {
@@ -102,7 +121,7 @@ int cmd_bench(const Args& args) {
       "tests: train norm gemm attention prompt decode (default: the first four); keys: model.*, norm.*, train.batch, data.seq_len,\n"
       "device, dtype (default: fp32 and bf16), threads");
   app.add_flag("--json", json, "a JSON list, one object per measurement");
-  app.add_option("--reps", reps, "repetitions; figures are medians")->capture_default_str()->check(CLI::Range(1, 1000));
+  app.add_option("--reps", reps, "repetitions; figures are medians")->capture_default_str()->check(between(1, 1000));
   parse(app, args);
   for (const std::string& w : words) {
     if (w.find('=') != std::string::npos) {
@@ -114,12 +133,15 @@ int cmd_bench(const Args& args) {
   }
   if (tests.empty()) tests = {"train", "norm", "gemm", "attention"};
 
+  for (const std::string& name : tests)
+    for (DType dtype : types(overrides)) check_memory(*find_test(name), config_of(*find_test(name), overrides, dtype));
+
   Json list = Json::array();
   for (const std::string& name : tests) {
     for (DType dtype : types(overrides)) {
       const Test& test = *find_test(name);
-      const train::RunConfig c = config_of(test, overrides);
-      Context ctx(parse_device(c.run.device), static_cast<int>(c.run.threads));
+      const train::RunConfig c = config_of(test, overrides, dtype);
+      Context ctx(c.device, static_cast<int>(c.run.threads));
       const Settings s{.ctx = ctx,
                        .model = c.model.config,
                        .batch = c.train.batch,

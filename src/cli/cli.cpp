@@ -66,14 +66,6 @@ void print_version() {
   for (int i = 0; i < cuda::device_count(); ++i) fmt::print("          cuda:{} ({})\n", i, cuda::describe(i));
 }
 
-// " (did you mean --vocab?)" where a known word is near, begins the one that was given or is begun by it; else nothing.
-std::string suggestion(const std::string& word, const std::vector<std::string>& known) {
-  std::string near = schema::nearest(word, known);
-  for (const std::string& k : known)
-    if (near.empty() && (word.starts_with(k) || k.starts_with(word))) near = k;
-  return near.empty() ? "" : fmt::format(" (did you mean {}?)", near);
-}
-
 const Command& find(const std::string& name) {
   std::vector<std::string> names;
   for (const Command& c : kCommands) {
@@ -101,6 +93,33 @@ int dispatch(std::vector<std::string> args) {
   return find(first).main(args);
 }
 
+// What CLI11 found wrong, in our words where its own are those of a library.
+std::string in_our_words(const CLI::App& command, const CLI::ParseError& error) {
+  const std::string said = error.what();
+  const std::string convert = "Could not convert: ", missing = " required ";
+  if (said.starts_with(convert)) {
+    const std::size_t equals = std::min(said.find(" = "), said.size());
+    const std::string name = said.substr(convert.size(), equals - convert.size());
+    const CLI::Option* option = command.get_option_no_throw(name);
+    const std::string type = option ? option->get_type_name() : "";
+    const char* expected = type == "FLOAT" ? "a number" : type == "UINT" ? "a whole number from 0" : "a whole number";
+    return fmt::format("{}: expected {}, got {}", name, expected, said.substr(std::min(equals + 3, said.size())));
+  }
+  if (said.find(missing) != std::string::npos && said.ends_with(" missing")) return said.substr(0, said.find(':')) + " has no value";
+  if (said == "A subcommand is required") return "expected a command";
+  return said;
+}
+
+// " (keys have no dashes: dtype=VALUE)" for a key that was written as a flag of a command that takes such words; else nothing.
+std::string as_key(const CLI::App& command, const std::string& flag) {
+  const std::vector<const CLI::Option*> options = command.get_options();
+  const bool takes = std::any_of(options.begin(), options.end(),
+                                 [](const CLI::Option* o) { return o->get_name(true).find("key=value") != std::string::npos; });
+  const std::string bare = flag.substr(std::min(flag.find_first_not_of('-'), flag.size())), key = bare.substr(0, bare.find('='));
+  if (!takes || (key != "device" && key != "dtype" && key != "threads")) return "";
+  return fmt::format(" (keys have no dashes: {})", bare == key ? key + "=VALUE" : bare);
+}
+
 // What is wrong with a command's arguments: CLI11 speaks of what is missing first, a mistyped flag is the likelier reason.
 std::string describe_mistake(const CLI::App& app, const CLI::ParseError& error) {
   const std::vector<CLI::App*> chosen = app.get_subcommands();
@@ -108,13 +127,15 @@ std::string describe_mistake(const CLI::App& app, const CLI::ParseError& error) 
   const std::string help = fmt::format("see {}{} --help", app.get_name(), chosen.empty() ? "" : " " + command.get_name());
   std::vector<std::string> unknown = app.remaining(true);
   std::stable_partition(unknown.begin(), unknown.end(), [](const std::string& word) { return word.starts_with('-'); });
-  if (unknown.empty()) return fmt::format("{} ({})", error.what(), help);
+  if (unknown.empty()) return fmt::format("{} ({})", in_our_words(command, error), help);
   const std::string word = unknown.front().substr(0, unknown.front().find('='));
   std::vector<std::string> known;
   if (word.starts_with('-')) {
     for (const CLI::Option* option : command.get_options())
-      for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
-    return fmt::format("unknown flag {}{}; {}", word, suggestion(word, known), help);
+      for (const std::string& name : option->get_lnames())
+        if (name != "help") known.push_back("--" + name);  // --help is spoken of anyway
+    const std::string key = as_key(command, unknown.front());
+    return fmt::format("unknown flag {}{}; {}", word, key.empty() ? suggestion(word, known) : key, help);
   }
   for (const CLI::App* sub : command.get_subcommands([](const CLI::App*) { return true; })) known.push_back(sub->get_name());
   return fmt::format("unexpected {} {}{}; {}", known.empty() ? "argument" : "command", word, suggestion(word, known), help);
@@ -127,12 +148,21 @@ int report_error(const std::string& message, int code) {
 
 }  // namespace
 
+std::string suggestion(const std::string& word, const std::vector<std::string>& known) {
+  std::string near;
+  for (const std::string& k : known)
+    if (near.empty() && (word.starts_with(k) || (word.size() > 2 && k.starts_with(word)))) near = k;
+  if (near.empty()) near = schema::nearest(word, known);
+  return near.empty() ? "" : fmt::format(" (did you mean {}?)", near);
+}
+
 void parse(CLI::App& app, const std::vector<std::string>& args) {
   std::vector<std::string> reversed(args.rbegin(), args.rend());  // CLI11 takes them from the back
   try {
     app.parse(std::move(reversed));
-  } catch (const CLI::CallForHelp&) {
-    std::string text = app.help("", CLI::AppFormatMode::All);  // with the options of its commands
+  } catch (const CLI::CallForHelp& e) {
+    if (!app.remaining(true).empty()) throw UsageError(describe_mistake(app, e));  // help for what there is not
+    std::string text = app.help("", CLI::AppFormatMode::All);                      // with the options of its commands
     for (CLI::App* sub : app.get_subcommands()) text = sub->help(app.get_name());
     fmt::print("{}", text);
     throw Finished();
@@ -157,6 +187,18 @@ CLI::Validator count() {
     return "";
   };
   return {plain, ""};
+}
+
+CLI::Validator between(std::int64_t least, std::int64_t most) {
+  const auto within = [least, most](std::string& text) -> std::string {
+    std::int64_t n = 0;
+    const char* end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, n);
+    if (error == std::errc() && stop == end && n >= least && n <= most) return "";
+    const bool open = most == std::numeric_limits<std::int64_t>::max();
+    return fmt::format("expected a whole number from {}{}, got {}", least, open ? "" : fmt::format(" to {}", most), text);
+  };
+  return {within, ""};
 }
 
 Placement take_placement(const std::vector<std::string>& words, const char* device, DType dtype) {
@@ -199,7 +241,8 @@ int run(int argc, char** argv) {
   } catch (const UsageError& e) {
     code = report_error(e.what(), 2);
   } catch (const std::bad_alloc&) {
-    code = report_error("out of memory; a smaller train.micro_batch, data.seq_len or model needs less", 1);
+    code = report_error(
+        "out of memory; fewer or shorter sequences (train.micro_batch, data.seq_len, --max-tokens) or a smaller model need less", 1);
   } catch (const Error& e) {
     code = report_error(e.what(), 1);
   } catch (const std::filesystem::filesystem_error& e) {

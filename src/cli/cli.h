@@ -1,7 +1,9 @@
 // The command line: one file per subcommand, each a thin layer over the library. A command is a row of the table in cli.cpp.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -25,6 +27,9 @@ struct Command {
   int (*main)(const std::vector<std::string>& args);
 };
 
+// " (did you mean --vocab?)" where a known word is begun by the one that was given, begins it or is near; else nothing.
+std::string suggestion(const std::string& word, const std::vector<std::string>& known);
+
 // Reads a command's arguments into its CLI11 app. --help prints the app's help on stdout and ends the program with 0;
 // anything wrong is a UsageError that says where to look, and names the flag that an unknown one is near.
 void parse(CLI::App& app, const std::vector<std::string>& args);
@@ -40,6 +45,9 @@ constexpr const char* kNoVerifyHelp = "do not compare the files with the checksu
 
 // For options that take a count, as ->transform(count()): 20K, 1.5M and 1B become plain numbers.
 CLI::Validator count();
+
+// For options that take a whole number, as ->check(between(1, 1000)).
+CLI::Validator between(std::int64_t least, std::int64_t most = std::numeric_limits<std::int64_t>::max());
 
 // Where and in what type to compute, as `device=`, `dtype=` and `threads=` say it.
 struct Placement {

@@ -6,6 +6,7 @@
 #include "cli/commands.h"
 #include "core/check.h"
 #include "core/log.h"
+#include "data/files.h"
 #include "data/token_file.h"
 #include "model/checkpoint_convert.h"
 #include "model/checkpoint_files.h"
@@ -23,7 +24,7 @@ const std::map<std::string, DType> kTypes = {{"fp32", DType::f32}, {"bf16", DTyp
 struct ConvertArgs {
   std::string source, out, dtype, tokenizer;
   std::uint64_t max_shard = 5'000'000'000;
-  bool shard_given = false, no_verify = false;
+  bool shard_given = false, no_verify = false, force = false;
 };
 
 // llama2.c keeps its tokenizer in a file of its own: NAME_tokenizer.bin or tokenizer.bin beside the model.
@@ -47,12 +48,11 @@ void add_tokenizer(const ConvertArgs& a, std::int64_t vocab, const fs::path& dir
 
 int convert_token_file(const ConvertArgs& a) {
   check_usage(a.dtype.empty(), "--dtype is for checkpoints; {} is a token file", a.source);
-  check(!fs::exists(a.out), "{} already exists; convert replaces nothing", a.out);
   const TokenFileInfo info = TokenFile(a.source).info();
   TokenFormat format = TokenFormat::bhyt;
   if (info.format == TokenFormat::bhyt) format = info.token_bytes == 2 ? TokenFormat::llmc_gpt2 : TokenFormat::llmc_llama3;
   const std::uint64_t shard_tokens = a.shard_given ? std::max<std::uint64_t>(1, a.max_shard / info.token_bytes) : 0;
-  for (const std::string& file : convert_tokens(a.source, a.out, format, shard_tokens))
+  for (const std::string& file : convert_tokens(a.source, a.out, format, shard_tokens, a.force))
     log::info("{}: {} tokens, {}", file, TokenFile(file).tokens(), name_of(format));
   return 0;
 }
@@ -80,12 +80,15 @@ int cmd_convert(const Args& args) {
                                                                                                   {"GiB", 1ull << 30}}));
   app.add_option("--tokenizer", a.tokenizer, "for a llama2.c file: its tokenizer; default: NAME_tokenizer.bin or tokenizer.bin beside it");
   app.add_flag("--no-verify", a.no_verify, kNoVerifyHelp);
+  app.add_flag("--force", a.force, "replace the token file that is there");
   parse(app, args);
   a.shard_given = shard->count() > 0;
   check_usage(a.max_shard > 0, "--max-shard must be greater than 0");
   check(fs::exists(a.source), "{}: no such file or folder", a.source);
   if (fs::is_regular_file(a.source) && TokenFile::recognised(a.source)) return convert_token_file(a);
 
+  check_usage(!a.force, "--force is for token files; a folder with a checkpoint is not replaced, give --out another one");
+  check_output_folder(a.out);
   ConvertOptions options{.max_shard = a.max_shard};
   if (!a.dtype.empty()) options.dtype = kTypes.at(a.dtype);
   if (!fs::is_directory(a.source))

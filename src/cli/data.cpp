@@ -10,6 +10,7 @@
 #include "core/check.h"
 #include "core/log.h"
 #include "core/signals.h"
+#include "data/files.h"
 #include "data/kept_tokenizer.h"
 #include "data/pack.h"
 #include "data/synth.h"
@@ -58,7 +59,12 @@ void keep_in_cache(const Tokenizer& tokenizer) {
   }
 }
 
-int run_pack(const PackOptions& given, const std::string& tokenizer, bool json) {
+struct Common {
+  bool json = false, force = false;
+};
+
+int run_pack(const PackOptions& given, const std::string& tokenizer, const Common& common) {
+  check_output_file(given.out, common.force);
   const StopSignals stop("\nstopping\n");
   PackOptions o = given;
   o.interrupted = [&] { return stop.received(); };
@@ -67,7 +73,7 @@ int run_pack(const PackOptions& given, const std::string& tokenizer, bool json) 
   keep_in_cache(*with);
   if (r.bad_lines > 0) log::warning("{} bad line{} left out, the first: {}", r.bad_lines, r.bad_lines == 1 ? "" : "s", r.first_bad);
   const double rate = r.seconds > 0 ? static_cast<double>(r.text_bytes) / r.seconds / 1e6 : 0;
-  if (json) {
+  if (common.json) {
     Json j = describe(o.out, r.file, TokenFile(o.out).file_bytes());
     j.update(
         {{"text_bytes", r.text_bytes}, {"empty_documents", r.empty}, {"bad_lines", r.bad_lines}, {"seconds", r.seconds}, {"mb_s", rate}});
@@ -80,12 +86,13 @@ int run_pack(const PackOptions& given, const std::string& tokenizer, bool json) 
   return 0;
 }
 
-int run_synth(const SynthOptions& given, bool json) {
+int run_synth(const SynthOptions& given, const Common& common) {
+  for (const std::string& file : synth_files(given)) check_output_file(file, common.force);
   const StopSignals stop("\nstopping\n");
   SynthOptions o = given;
   o.interrupted = [&] { return stop.received(); };
   const SynthResult r = synthesize(o);
-  if (json)
+  if (common.json)
     fmt::print("{}\n", Json{{"out", o.out},
                             {"entropy_rate", r.entropy.rate},
                             {"row_cut_nats", r.entropy.row_cut},
@@ -124,30 +131,31 @@ int run_info(const std::string& path, bool json, bool verify, std::int64_t head)
 int cmd_data(const std::vector<std::string>& args) {
   CLI::App app("Corpora: generate, pack into a token file, look at one", "bhyt data");
   app.require_subcommand(1);
-  bool json = false;
+  Common common;
 
   PackOptions packing;
   std::string tokenizer;
   CLI::App* pack_app =
       app.add_subcommand("pack", "documents → token file; .jsonl, .ndjson and .txt, plain, .gz or .zst; files, folders, globs");
   pack_app->add_option("--out", packing.out, "token file to write")->required();
-  pack_app->add_option("--tokenizer", tokenizer, "bytes, a tokenizer file or a folder that holds one")->required();
+  pack_app->add_option("--tokenizer", tokenizer, kTokenizerHelp)->required();
   pack_app->add_option("files", packing.inputs, "what to pack")->required();
   pack_app->add_option("--key", packing.key, "key of the text in JSONL objects")->capture_default_str();
   pack_app->add_flag("--lines", packing.lines, "a line of .txt is a document (otherwise the whole file is one)");
   pack_app->add_flag("--skip-bad", packing.skip_bad, "leave bad lines out and count them (otherwise the first stops)");
-  pack_app->add_option("--threads", packing.threads, "threads; the file is the same with any number (0: all)")
-      ->check(CLI::NonNegativeNumber);
-  pack_app->add_flag("--json", json, "print the result as JSON");
+  pack_app->add_option("--threads", packing.threads, "threads; the file is the same with any number (0: all)")->check(between(0));
+  pack_app->add_flag("--force", common.force, "replace the file that is there");
+  pack_app->add_flag("--json", common.json, "print the result as JSON");
 
   SynthOptions synth;
   CLI::App* synth_app = app.add_subcommand("synth", "a generated language of known entropy: train.tok, valid.tok, info.json");
   synth_app->add_option("--out", synth.out, "folder to write")->required();
   synth_app->add_option("--tokens", synth.tokens, "training tokens, at least; 20K, 2M, 1B are understood")->required()->transform(count());
-  synth_app->add_option("--seed", synth.seed, "of the language and the text")->capture_default_str();
+  synth_app->add_option("--seed", synth.seed, "of the language and the text")->capture_default_str()->check(between(0));
   synth_app->add_option("--vocab", synth.vocab, "ids, end-of-text included")->capture_default_str()->transform(count());
   synth_app->add_flag("--documents", synth.documents, "write train.jsonl and valid.jsonl of printable words instead");
-  synth_app->add_flag("--json", json, "print the result as JSON");
+  synth_app->add_flag("--force", common.force, "replace the files that are there");
+  synth_app->add_flag("--json", common.json, "print the result as JSON");
 
   std::string file;
   bool verify = false;
@@ -155,13 +163,13 @@ int cmd_data(const std::vector<std::string>& args) {
   CLI::App* info_app = app.add_subcommand("info", "what a token file holds");
   info_app->add_option("file", file, "token file or llm.c shard")->required();
   info_app->add_flag("--verify", verify, "read everything: checksums, ids, document ends");
-  info_app->add_option("--head", head, "show the first N tokens")->transform(count())->check(CLI::NonNegativeNumber);
-  info_app->add_flag("--json", json, "print as JSON");
+  info_app->add_option("--head", head, "show the first N tokens")->transform(count())->check(between(0));
+  info_app->add_flag("--json", common.json, "print as JSON");
 
   parse(app, args);
-  if (pack_app->parsed()) return run_pack(packing, tokenizer, json);
-  if (synth_app->parsed()) return run_synth(synth, json);
-  return run_info(file, json, verify, head);
+  if (pack_app->parsed()) return run_pack(packing, tokenizer, common);
+  if (synth_app->parsed()) return run_synth(synth, common);
+  return run_info(file, common.json, verify, head);
 }
 
 }  // namespace bhyt::cli

@@ -73,6 +73,16 @@ SafeTensorOut logits_of(Context& ctx, ScorePass& pass, const Sample& s, std::int
           }};
 }
 
+// Whether a file is what this command writes, which can be made again at any time; a reference to compare with holds its tokens, too.
+bool is_outcome(const std::filesystem::path& file) {
+  try {
+    const SafeTensors f(file);
+    return f.find("logits") && f.find("loss") && !f.find("tokens");
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 void run_forward(const std::filesystem::path& dir, const std::string& tokens, const std::string& out, bool grads, const Placement& where) {
   Context ctx(where.device, where.threads);
   const auto model = load_model(ctx, dir, where.dtype);
@@ -121,18 +131,20 @@ int cmd_forward(const Args& args) {
   CLI::App app("Logits, loss and gradients of a checkpoint, for comparing implementations", "bhyt forward");
   ModelOption model;
   std::string tokens, out;
-  bool grads = false;
+  bool grads = false, force = false;
   std::vector<std::string> words;
   model.add_to(app);
   app.add_option("--tokens", tokens, "safetensors file with `tokens`, int64 [B, T+1]")->required();
   app.add_option("--out", out, "safetensors file to write: logits, loss, c_attn.<layer>, grad.<parameter>")->required();
   app.add_flag("--grads", grads, "write the gradient of every parameter too");
+  app.add_flag("--force", force, "replace the file that is there, whatever it is (an outcome of this command is replaced anyway)");
   app.add_option("key=value", words, "device=cpu|cuda[:N] (cpu), dtype=fp32|bf16 (fp32), threads=N");
   parse(app, args);
   const Placement where = take_placement(words);
   const std::filesystem::path to = output_path(out);  // before the work
   std::error_code ignored;
   check_usage(!std::filesystem::equivalent(to, tokens, ignored), "--out {} is the file that --tokens names; give it another name", out);
+  check_output_file(out, force || is_outcome(to));
   if (to.has_parent_path()) std::filesystem::create_directories(to.parent_path());
   run_forward(model.find(), tokens, to.string(), grads, where);
   return 0;

@@ -18,7 +18,6 @@
 #include "ops/norm/config.h"
 #include "report/run.h"
 #include "text/tokenizer.h"
-#include "train/state.h"
 
 namespace bhyt::cli {
 
@@ -103,7 +102,7 @@ Json describe_files(const WeightFiles& files, Json& types) {
 Json describe_tokenizer(const fs::path& dir, std::int64_t vocab, std::vector<std::string>& problems) {
   if (!holds_tokenizer(dir)) return nullptr;
   try {
-    const auto t = load_tokenizer(dir.string());
+    const auto t = load_tokenizer(dir.string(), Verify::no);  // its files were compared with the manifest
     if (t->vocab_size() > vocab)
       problems.push_back(fmt::format("the tokenizer has {} tokens, the model's vocabulary {}", t->vocab_size(), vocab));
     return {{"kind", t->kind()},
@@ -115,8 +114,7 @@ Json describe_tokenizer(const fs::path& dir, std::int64_t vocab, std::vector<std
   }
 }
 
-// Reads every weight and, where the trainer left a manifest, every checksum.
-void verify_weights(const fs::path& dir, const WeightFiles& files, std::vector<std::string>& problems) {
+void find_not_finite(const WeightFiles& files, std::vector<std::string>& problems) {
   for (const auto& [name, e] : files.tensors()) {
     if (!is_float_dtype(e.tensor->dtype)) continue;
     std::int64_t not_finite = 0;
@@ -127,16 +125,20 @@ void verify_weights(const fs::path& dir, const WeightFiles& files, std::vector<s
       problems.push_back(
           fmt::format("{}: tensor {} holds {} values that are not finite", e.file->path().filename().string(), name, not_finite));
   }
-  if (!fs::exists(dir / "manifest.json")) return;
-  if (const std::string wrong = verify_manifest(dir); !wrong.empty()) problems.push_back(wrong);
 }
 
-Json describe_checkpoint(const fs::path& dir, bool verify, std::vector<std::string>& problems) {
+// What is wrong with a checkpoint by its manifest, if it has one: sizes, and checksums where everything is read.
+std::string damage(const fs::path& dir, bool verify) {
+  if (!fs::exists(dir / kManifest)) return "";
+  return verify_manifest(dir, {}, verify ? Compare::checksums : Compare::sizes_only);
+}
+
+Json describe_model(const fs::path& dir, bool verify, std::vector<std::string>& problems) {
   const Json raw = read_json(dir / "config.json");
   const ModelConfig c = read_model_config(dir / "config.json");
   const std::vector<Parameter> parameters = parameter_list(c);
   const WeightFiles files(dir);
-  problems = mismatches(files, parameters);
+  for (std::string& line : mismatches(files, parameters)) problems.push_back(std::move(line));
   const std::int64_t vocab = c.vocab;
   Json j{{"path", dir.string()}, {"kind", "checkpoint"}};
   j["layout"] = raw.contains("norm") ? "bhyt" : raw.contains("norm_type") ? "the reference's" : "Hugging Face Llama";
@@ -151,8 +153,21 @@ Json describe_checkpoint(const fs::path& dir, bool verify, std::vector<std::stri
     const Json state = read_json(dir / "trainer_state.json");
     if (state.is_object() && state.contains("global_step")) j["step"] = state["global_step"];
   }
-  if (verify) verify_weights(dir, files, problems);
+  if (verify) find_not_finite(files, problems);
   return j;
+}
+
+// First the manifest: it names the file that is damaged, where reading it would only say what is odd about its text.
+Json describe_checkpoint(const fs::path& dir, bool verify, std::vector<std::string>& problems) {
+  const std::string wrong = damage(dir, verify);
+  if (wrong.empty()) return describe_model(dir, verify, problems);
+  problems.push_back(wrong);
+  std::vector<std::string> follows;  // from that
+  try {
+    return describe_model(dir, false, follows);
+  } catch (const Error&) {
+    return {{"path", dir.string()}, {"kind", "checkpoint"}};
+  }
 }
 
 Json describe_llama2c(const fs::path& file) {
@@ -173,18 +188,21 @@ Json describe_safetensors(const fs::path& file) {
   return j;
 }
 
-// Every checkpoint of a run, each with what is wrong with it.
-void verify_run(const fs::path& dir, std::vector<std::string>& problems) {
+// Every checkpoint of a run, each with what is wrong with it; without `verify` by the sizes of its files.
+void check_run(const fs::path& dir, bool verify, std::vector<std::string>& problems) {
   std::vector<fs::path> all;
   for (const std::int64_t step : checkpoint_steps(dir)) all.push_back(checkpoint_folder(dir, step));
   if (fs::is_directory(dir / "best")) all.push_back(dir / "best");
   for (const fs::path& at : all) {
     std::vector<std::string> wrong;
     try {
-      if (fs::exists(at / kManifest))
+      if (!verify) {
+        if (const std::string what = damage(at, false); !what.empty()) wrong.push_back(what);
+      } else if (fs::exists(at / kManifest)) {
         describe_checkpoint(at, true, wrong);
-      else
+      } else {
         wrong.emplace_back("it has no manifest.json");
+      }
     } catch (const Error& e) {
       wrong.emplace_back(e.what());
     }
@@ -192,43 +210,30 @@ void verify_run(const fs::path& dir, std::vector<std::string>& problems) {
   }
 }
 
-// How far a run is: by its metrics, or by its newest checkpoint where that is further (an interrupt saves between two lines of metrics),
-// with the mean loss of the steps since the last line. Each loss says of which step it is.
-void describe_progress(const fs::path& newest, const report::Run& run, Json& j) {
-  const auto put = [&](const char* name, const char* step_name, const report::Series& series) {
-    for (std::size_t i = series.size(); i-- > 0 && !j.contains(name);) {
-      if (!std::isfinite(series.y[i])) continue;
-      j[name] = series.y[i];
-      j[step_name] = static_cast<std::uint64_t>(series.x[i]);
-    }
+// Each loss says of which step it is.
+void describe_progress(const report::Run& run, Json& j) {
+  const auto put = [&](const char* name, const char* step_name, double value, double step) {
+    if (!std::isfinite(value)) return;
+    j[name] = value;
+    j[step_name] = static_cast<std::uint64_t>(step);
   };
-  j["step"] = static_cast<std::uint64_t>(run.steps());
-  put("loss", "loss_step", run.loss);
-  put("valid_loss", "valid_step", run.valid);
-  const fs::path file = newest / kTrainerState;
-  if (newest.empty() || !fs::is_regular_file(file)) return;
-  try {
-    const train::Progress p = train::progress_from(read_json(file), file.string());
-    if (static_cast<double>(p.step) < run.steps()) return;
-    j["step"] = static_cast<std::uint64_t>(p.step);
-    if (p.loss_count == 0) return;
-    j["loss"] = p.loss_sum / static_cast<double>(p.loss_count);
-    j["loss_step"] = static_cast<std::uint64_t>(p.step);
-  } catch (const Error&) {  // of another program, or damaged: then the metrics are what is known
-  }
+  const report::Standing now = run.standing();
+  j["step"] = static_cast<std::uint64_t>(now.step);
+  put("loss", "loss_step", now.loss, now.loss_step);
+  put("valid_loss", "valid_step", run.valid.last(), run.valid.last_at());
 }
 
 Json describe_run(const fs::path& dir, bool verify, std::vector<std::string>& problems) {
   const report::Run run = report::read_run(dir);
   Json j{{"path", dir.string()}, {"kind", "run"}};
   std::vector<std::int64_t> steps = checkpoint_steps(dir);
-  describe_progress(steps.empty() ? fs::path() : checkpoint_folder(dir, steps.front()), run, j);
+  describe_progress(run, j);
   if (run.floor) j["entropy_rate"] = *run.floor;
   j["skipped_steps"] = static_cast<std::uint64_t>(run.skipped.size());
   j["checkpoints"] = Json::array();
   for (auto step = steps.rbegin(); step != steps.rend(); ++step)
     j["checkpoints"].push_back(checkpoint_folder(dir, *step).filename().string());
-  if (verify) verify_run(dir, problems);
+  check_run(dir, verify, problems);
   j["config"] = Json::object();
   for (const auto& [key, value] : run.config) {
     const Json typed = Json::parse(value, nullptr, false);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/cli.h"
 #include "cli/commands.h"
 #include "core/check.h"
 #include "core/log.h"
@@ -47,20 +48,31 @@ bool is_key(const std::string& word) {
   return is_short_for_run(word) || std::any_of(keys.begin(), keys.end(), [&](const auto& e) { return e.key == word; });
 }
 
-[[noreturn]] void refuse_flag(const std::string& word) {
+// The key that --lr, --train.lr or --seq-len means; "" where there is none.
+std::string meant_key(std::string bare) {
+  std::replace(bare.begin(), bare.end(), '-', '_');
+  if (is_key(bare)) return bare;
+  for (const char* section : {"train.", "data.", "model.", "norm.", "run."})  // seq_len is a key of data and of norm
+    if (is_key(section + bare)) return section + bare;
+  return "";
+}
+
+// `next` is the word behind it, or "".
+[[noreturn]] void refuse_flag(const std::string& word, const std::string& next) {
   const std::string bare = word.substr(std::min(word.find_first_not_of('-'), word.size()));
-  const std::string near = schema::nearest(word, {"--force", "--no-verify", "--json", "--quiet", "--help"});
-  std::string hint;
-  if (is_key(bare.substr(0, bare.find('='))))
-    hint = fmt::format(" (keys have no dashes: {})", bare.find('=') == std::string::npos ? bare + "=VALUE" : bare);
-  else if (!near.empty())
-    hint = fmt::format(" (did you mean {}?)", near);
+  const std::size_t equals = bare.find('=');
+  const std::string key = meant_key(bare.substr(0, equals));
+  const bool value_follows = !next.empty() && !next.starts_with("--") && next.find('=') == std::string::npos;
+  const std::string value = equals != std::string::npos ? bare.substr(equals + 1) : value_follows ? next : "VALUE";
+  const std::string hint = key.empty() ? suggestion(word, {"--force", "--no-verify", "--json", "--quiet"})
+                                       : fmt::format(" (keys have no dashes: {}={})", key, value);
   throw UsageError(fmt::format("unknown flag {}{}; see bhyt help pretrain", word, hint));
 }
 
 Arguments parse_arguments(const Args& args) {
   Arguments a;
-  for (const std::string& word : args) {
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    const std::string& word = args[i];
     if (word == "--help" || word == "-h") {
       a.help = true;
     } else if (word == "--force") {
@@ -72,7 +84,7 @@ Arguments parse_arguments(const Args& args) {
     } else if (word == "--quiet" || word == "-q") {
       a.quiet = true;
     } else if (word.starts_with("-")) {
-      refuse_flag(word);
+      refuse_flag(word, i + 1 < args.size() ? args[i + 1] : "");
     } else if (word.find('=') != std::string::npos) {
       a.overrides.push_back(word);
     } else {

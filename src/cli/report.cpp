@@ -8,6 +8,7 @@
 
 #include "cli/cli.h"
 #include "cli/commands.h"
+#include "data/files.h"
 #include "report/page.h"
 #include "report/verdict.h"
 
@@ -19,11 +20,12 @@ using Json = nlohmann::ordered_json;
 
 Json describe(const report::Run& r) {
   const auto number = [](double v) { return std::isfinite(v) ? Json(v) : Json(); };
+  const report::Standing now = r.standing();
   return {{"name", r.name},
           {"dir", r.dir},
-          {"steps", static_cast<std::int64_t>(r.steps())},
-          {"tokens", r.tokens.empty() ? Json() : Json(static_cast<std::int64_t>(r.tokens.last()))},
-          {"loss", number(r.loss.last())},
+          {"steps", static_cast<std::int64_t>(now.step)},
+          {"tokens", std::isfinite(now.tokens) ? Json(static_cast<std::int64_t>(now.tokens)) : Json()},
+          {"loss", number(now.loss)},
           {"valid_loss", number(r.valid.final_value())},
           {"floor", r.floor ? Json(*r.floor) : Json()},
           {"above_floor", number(r.above_floor())},
@@ -33,8 +35,9 @@ Json describe(const report::Run& r) {
 }
 
 std::string line(const report::Run& r, std::size_t width) {
-  std::string out = fmt::format("{:<{}}  step {:.0f}", r.name, width, r.steps());
-  if (std::isfinite(r.loss.last())) out += fmt::format("  loss {:.4f}", r.loss.last());
+  const report::Standing now = r.standing();
+  std::string out = fmt::format("{:<{}}  step {:.0f}", r.name, width, now.step);
+  if (std::isfinite(now.loss)) out += fmt::format("  loss {:.4f}", now.loss);
   if (std::isfinite(r.valid.final_value())) out += fmt::format("  valid {:.4f}", r.valid.final_value());
   if (!std::isfinite(r.valid.final_value())) out += r.valid.empty() ? "  not validated" : "  valid not finite";
   if (std::isfinite(r.above_floor())) out += fmt::format("  above floor {:.4f}", r.above_floor());
@@ -48,15 +51,17 @@ int cmd_report(const Args& args) {
   CLI::App app("One self-contained HTML file about one or several runs", "bhyt report");
   std::vector<std::string> paths;
   std::string out;
-  bool json = false;
+  bool json = false, force = false;
   app.add_option("RUN", paths, "run directories, or folders of them; a checkpoint stands for its run")->required();
   app.add_option("--out", out, "the file to write (default: report.html in the first RUN)");
+  app.add_flag("--force", force, "replace the file that is there, whatever it is (a report is replaced anyway)");
   app.add_flag("--json", json, "print the numbers as one JSON value");
   parse(app, args);
 
   for (std::string& path : paths) path = report::run_around(path);
   const std::vector<report::Run> runs = report::read_runs(paths);
   if (out.empty()) out = (std::filesystem::path(paths.front()) / "report.html").string();
+  check_output_file(out, force || report::is_page(out));
   report::write_page(runs, out);
   const report::Verdict verdict = report::judge(runs);
   if (json) {

@@ -136,14 +136,14 @@ int cmd_tokenizer(const Args& args) {
   trainer->add_option("--vocab", t.vocab, "tokens, with the 256 bytes and the special ones: 4096, 32K")->required()->transform(count());
   trainer->add_option("--out", t.out, "folder to write tokenizer.json and its companions to")->required();
   trainer->add_flag("--force", t.force, "replace the tokenizer that is there");
-  trainer->add_option("--threads", t.threads, "default: all cores")->check(CLI::PositiveNumber);
+  trainer->add_option("--threads", t.threads, "default: all cores")->check(between(1));
   trainer->add_option("--key", t.key, "key of the text in JSONL")->capture_default_str();
   trainer->add_option("--special", t.special, "special tokens instead of the usual five, separated by commas")->delimiter(',');
   trainer->add_option("files", t.files, "files, folders or globs")->required();
 
   const auto code = [&](const char* name, const char* what) {
     CLI::App* sub = app.add_subcommand(name, what);
-    sub->add_option("--tokenizer", c.tokenizer, "bytes, a tokenizer file or a folder that holds one")->required();
+    sub->add_option("--tokenizer", c.tokenizer, kTokenizerHelp)->required();
     return sub;
   };
   CLI::App* encoder = code("encode", "text on stdin to a JSON array of ids");
@@ -156,7 +156,7 @@ int cmd_tokenizer(const Args& args) {
   converter->add_option("--out", c.out, "folder to write to")->required();
   converter->add_flag("--force", c.force, "replace the tokenizer that is there");
   CLI::App* teller = app.add_subcommand("info", "what a tokenizer is");
-  teller->add_option("--tokenizer,tokenizer", c.tokenizer, "bytes, a tokenizer file or a folder that holds one")->required();
+  teller->add_option("--tokenizer,tokenizer", c.tokenizer, kTokenizerHelp)->required();
   teller->add_flag("--json", c.json, "as one JSON value");
   parse(app, args);
 

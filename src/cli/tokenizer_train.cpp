@@ -17,12 +17,6 @@ namespace bhyt::cli {
 
 namespace {
 
-// What makes up a tokenizer: of the forms that are read, and beside them.
-constexpr const char* kTokenizerFiles[] = {"tokenizer.json",     "tokenizer.model",         "vocab.json",
-                                           "merges.txt",         "tokenizer.bin",           "tokenizer_config.json",
-                                           "added_tokens.json",  "special_tokens_map.json", "generation_config.json",
-                                           "chat_template.jinja"};
-
 // Whole lines of one JSONL file, or one whole text.
 struct Chunk {
   std::string data;

@@ -16,7 +16,8 @@ void* allocate_on_cpu(std::size_t bytes) {
   void* p = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   if (p == nullptr)
     fail("[memory] expected " + std::to_string(bytes) +
-         " bytes on the CPU, the system gave none; lower train.micro_batch or use a smaller model");
+         " bytes on the CPU, the system gave none; fewer or shorter sequences (train.micro_batch, data.seq_len, --max-tokens) or a smaller "
+         "model need less");
   // The large pages that lie in it whole, where the system has some to give: far fewer page faults and address look-ups.
   constexpr std::uintptr_t kLargePage = std::uintptr_t{2} << 20;
   const auto begin = (reinterpret_cast<std::uintptr_t>(p) + kLargePage - 1) / kLargePage * kLargePage;

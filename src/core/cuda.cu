@@ -94,8 +94,9 @@ void* alloc(int index, std::size_t bytes) {
   const cudaError_t e = cudaMalloc(&p, bytes);
   if (e == cudaErrorMemoryAllocation) {
     cudaGetLastError();
-    fail("[cuda] out of memory: asked for " + gib(bytes) + ", free " + gib(free_bytes(index)) + " of " + gib(total_bytes(index)) +
-         "; lower train.micro_batch, set train.recompute to swiglu or block, or take a smaller model");
+    fail(
+        "[cuda] out of memory: asked for " + gib(bytes) + ", free " + gib(free_bytes(index)) + " of " + gib(total_bytes(index)) +
+        "; fewer or shorter sequences (train.micro_batch, data.seq_len, --max-tokens), train.recompute=block or a smaller model need less");
   }
   check_call(e, "cudaMalloc");
   return p;

@@ -58,6 +58,11 @@ std::string output_path(const std::string& path) {
   return real.string();
 }
 
+void check_output_file(const std::string& path, bool replace) {
+  (void)output_path(path);
+  check_usage(replace || !is_there(path), "{} already exists; --force replaces it, another --out keeps it", path);
+}
+
 void check_output_folder(const std::string& folder) {
   namespace fs = std::filesystem;
   std::error_code ec;

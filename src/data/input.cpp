@@ -166,6 +166,8 @@ class ZstdStream : public InputStream {
 
 }  // namespace
 
+bool named_as_text(const std::string& path) { return by_name(path).has_value(); }
+
 std::vector<std::string> expand_globs(const std::vector<std::string>& paths) {
   std::vector<std::string> all;
   for (const std::string& p : paths) {

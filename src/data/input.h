@@ -24,6 +24,8 @@ struct InputFile {
 // named outright must be one. Nothing found is an Error.
 std::vector<InputFile> find_inputs(const std::vector<std::string>& paths);
 
+bool named_as_text(const std::string& path);  // as a file that pack can read
+
 // Paths with globs expanded, each in the order of its names; folders stay. Nothing found is an Error.
 std::vector<std::string> expand_globs(const std::vector<std::string>& paths);
 

@@ -327,14 +327,20 @@ std::string hex(std::uint64_t v) { return fmt::format("{:016x}", v); }
 
 }  // namespace
 
+std::vector<std::string> synth_files(const SynthOptions& o) {
+  const std::string end = o.documents ? ".jsonl" : ".tok";
+  std::vector<std::string> files;
+  for (const std::string& name : {"train" + end, "valid" + end, std::string("info.json")})
+    files.push_back((std::filesystem::path(o.out) / name).string());
+  return files;
+}
+
 SynthResult synthesize(const SynthOptions& o) {
   check_usage(o.tokens > 0, "tokens must be greater than 0, got {}", o.tokens);
   using L = SynthLanguage;
   const L language(o.vocab, o.seed);
   const L::Entropy e = language.entropy();
-  const std::string end = o.documents ? ".jsonl" : ".tok";
-  for (const std::string& name : {"train" + end, "valid" + end, std::string("info.json")})
-    (void)output_path((std::filesystem::path(o.out) / name).string());  // all of them, before the work on the first
+  for (const std::string& file : synth_files(o)) (void)output_path(file);  // all of them, before the work on the first
   const Written train = write_split(language, o, "train", 2, o.tokens);
   const Written valid = write_split(language, o, "valid", 3, std::clamp<std::int64_t>(o.tokens / 10, 1, 1000000));
   const nlohmann::ordered_json info = {{"format", "bhyt-synth"},

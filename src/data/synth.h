@@ -82,6 +82,8 @@ struct SynthResult {
   std::uint64_t train_tokens = 0, valid_tokens = 0, train_documents = 0, valid_documents = 0;
 };
 
+std::vector<std::string> synth_files(const SynthOptions& options);  // what synthesize writes
+
 // Writes train, valid (a tenth, at most a million tokens) and info.json: whole documents, at least as many tokens as asked for.
 SynthResult synthesize(const SynthOptions& options);
 

@@ -81,14 +81,16 @@ TokenMeta meta_of(const Tokenizer& t) {
           .kind = t.kind()};
 }
 
-TokenFile::TokenFile(const std::string& path, const std::string& name) : name_(name.empty() ? path : name) {
+TokenFile::TokenFile(const std::string& path, const std::string& name)
+    : name_(name.empty() ? path : name),
+      where_(name.empty() ? path : fmt::format("{} (packed from {}; delete it, and it is made again)", path, name)) {
   auto map = std::make_shared<MappedFile>(path);
   bytes_ = {map->data(), map->size()};
   owner_ = std::move(map);
   parse();
 }
 
-TokenFile::TokenFile(std::string name, std::vector<unsigned char> bytes) : name_(std::move(name)) {
+TokenFile::TokenFile(std::string name, std::vector<unsigned char> bytes) : name_(std::move(name)), where_(name_) {
   auto held = std::make_shared<std::vector<unsigned char>>(std::move(bytes));
   bytes_ = *held;
   owner_ = std::move(held);
@@ -103,37 +105,37 @@ bool TokenFile::recognised(const std::string& path) {
 }
 
 void TokenFile::parse() {
-  check(!bytes_.empty(), "{}: not a token file: it is empty", name_);
+  check(!bytes_.empty(), "{}: not a token file: it is empty", where_);
   if (bytes_.size() >= 8 && std::memcmp(bytes_.data(), kMagic, 8) == 0) return parse_bhyt();
   if (shard_of(bytes_.data(), bytes_.size())) return parse_shard();
-  throw Error(fmt::format("{}: not a token file (expected one made by `bhyt data pack`, or an llm.c shard)", name_));
+  throw Error(fmt::format("{}: not a token file (expected one made by `bhyt data pack`, or an llm.c shard)", where_));
 }
 
 void TokenFile::parse_bhyt() {
-  check(bytes_.size() >= sizeof(Header), "{}: truncated token file: {} bytes, the header alone has {}", name_, bytes_.size(),
+  check(bytes_.size() >= sizeof(Header), "{}: truncated token file: {} bytes, the header alone has {}", where_, bytes_.size(),
         sizeof(Header));
   Header h;
   std::memcpy(&h, bytes_.data(), sizeof h);
-  check(h.version == kVersion, "{}: token file of version {}, this program reads version {}", name_, h.version, kVersion);
+  check(h.version == kVersion, "{}: token file of version {}, this program reads version {}", where_, h.version, kVersion);
   check(h.header_checksum == hash64(&h, offsetof(Header, header_checksum)), "{}: damaged token file: the header's checksum does not match",
-        name_);
-  check(h.token_bytes == 2 || h.token_bytes == 4, "{}: expected 2 or 4 bytes per token, got {}", name_, h.token_bytes);
+        where_);
+  check(h.token_bytes == 2 || h.token_bytes == 4, "{}: expected 2 or 4 bytes per token, got {}", where_, h.token_bytes);
   const std::uint64_t most = bytes_.size() / 2;  // bounds every count below, so that the products cannot overflow
-  check(h.tokens <= most && h.documents <= most, "{}: truncated token file: {} bytes cannot hold {} tokens in {} documents", name_,
+  check(h.tokens <= most && h.documents <= most, "{}: truncated token file: {} bytes cannot hold {} tokens in {} documents", where_,
         bytes_.size(), h.tokens, h.documents);
   const std::uint64_t ends_at = sizeof(Header) + padded(h.tokens * h.token_bytes), whole = ends_at + 8 * h.documents;
-  check(h.tokens_at == sizeof(Header) && h.ends_at == ends_at, "{}: damaged token file: its offsets are wrong", name_);
-  check(bytes_.size() == whole, "{}: {} token file: {} bytes, expected {}", name_, bytes_.size() < whole ? "truncated" : "overlong",
+  check(h.tokens_at == sizeof(Header) && h.ends_at == ends_at, "{}: damaged token file: its offsets are wrong", where_);
+  check(bytes_.size() == whole, "{}: {} token file: {} bytes, expected {}", where_, bytes_.size() < whole ? "truncated" : "overlong",
         bytes_.size(), whole);
-  check(h.vocab <= (h.token_bytes == 2 ? 1u << 16 : 1u << 31), "{}: a vocabulary of {} does not fit {}-byte tokens", name_, h.vocab,
+  check(h.vocab <= (h.token_bytes == 2 ? 1u << 16 : 1u << 31), "{}: a vocabulary of {} does not fit {}-byte tokens", where_, h.vocab,
         h.token_bytes);
   check(h.end_of_text >= -1 && h.end_of_text < static_cast<std::int64_t>(h.vocab), "{}: end-of-text {} is outside the vocabulary of {}",
-        name_, h.end_of_text, h.vocab);
+        where_, h.end_of_text, h.vocab);
   tokens_at_ = h.tokens_at;
   ends_checksum_ = h.ends_checksum;
   ends_ = {reinterpret_cast<const std::uint64_t*>(bytes_.data() + h.ends_at), h.documents};
   check(h.documents == 0 ? h.tokens == 0 : ends_.back() == h.tokens,
-        "{}: damaged token file: its last document does not end with its tokens", name_);
+        "{}: damaged token file: its last document does not end with its tokens", where_);
   info_ = {.format = TokenFormat::bhyt,
            .version = h.version,
            .token_bytes = h.token_bytes,
@@ -143,22 +145,22 @@ void TokenFile::parse_bhyt() {
            .meta = {.vocab = h.vocab,
                     .end_of_text = static_cast<TokenId>(h.end_of_text),
                     .fingerprint = h.fingerprint,
-                    .kind = kind_of(h.kind, name_)}};
+                    .kind = kind_of(h.kind, where_)}};
 }
 
 void TokenFile::parse_shard() {
   const Shard& s = *shard_of(bytes_.data(), bytes_.size());
-  check(bytes_.size() >= kShardHeader, "{}: truncated llm.c shard: {} bytes, the header alone has {}", name_, bytes_.size(), kShardHeader);
+  check(bytes_.size() >= kShardHeader, "{}: truncated llm.c shard: {} bytes, the header alone has {}", where_, bytes_.size(), kShardHeader);
   std::int32_t word[11];
   std::memcpy(word, bytes_.data(), sizeof word);
-  check(word[1] == s.version, "{}: expected {} shard version {}, got {}", name_, name_of(s.format), s.version, word[1]);
-  check(word[2] >= 0, "{}: an llm.c shard of {} tokens", name_, word[2]);
+  check(word[1] == s.version, "{}: expected {} shard version {}, got {}", where_, name_of(s.format), s.version, word[1]);
+  check(word[2] >= 0, "{}: an llm.c shard of {} tokens", where_, word[2]);
   const std::uint64_t tokens = static_cast<std::uint64_t>(word[2]), whole = kShardHeader + tokens * s.token_bytes;
-  check(bytes_.size() == whole, "{}: {} llm.c shard: {} bytes, expected {}", name_, bytes_.size() < whole ? "truncated" : "overlong",
+  check(bytes_.size() == whole, "{}: {} llm.c shard: {} bytes, expected {}", where_, bytes_.size() < whole ? "truncated" : "overlong",
         bytes_.size(), whole);
   const bool ours = word[3] > 0;
   check(!ours || (word[4] >= 0 && word[4] <= word[3] && (s.token_bytes == 4 || word[3] <= 1 << 16)),
-        "{}: a vocabulary of {} with end-of-text {}", name_, word[3], std::int64_t{word[4]} - 1);
+        "{}: a vocabulary of {} with end-of-text {}", where_, word[3], std::int64_t{word[4]} - 1);
   std::uint64_t fingerprint = 0;
   if (ours) std::memcpy(&fingerprint, word + 5, sizeof fingerprint);
   tokens_at_ = kShardHeader;
@@ -172,7 +174,7 @@ void TokenFile::parse_shard() {
            .meta = {.vocab = ours ? static_cast<std::uint64_t>(word[3]) : s.vocab,
                     .end_of_text = ours ? word[4] - 1 : s.delimiter,
                     .fingerprint = fingerprint,
-                    .kind = ours                                 ? kind_of(word + 7, name_)
+                    .kind = ours                                 ? kind_of(word + 7, where_)
                             : s.format == TokenFormat::llmc_gpt2 ? "gpt2"
                                                                  : "llama3"}};
 }
@@ -197,7 +199,7 @@ void TokenFile::read(std::uint64_t begin, std::size_t n, TokenId* out) const {
       out[i] = static_cast<TokenId>(id);
     }
   });
-  check(n == 0 || largest < info_.meta.vocab, "{}: token {} near position {} is not below the vocabulary of {}", name_, largest, begin,
+  check(n == 0 || largest < info_.meta.vocab, "{}: token {} near position {} is not below the vocabulary of {}", where_, largest, begin,
         info_.meta.vocab);
 }
 
@@ -206,7 +208,7 @@ void TokenFile::document_starts(std::uint64_t begin, std::uint64_t end, std::vec
   if (info_.format == TokenFormat::bhyt) {
     std::uint64_t last = begin;
     for (auto it = std::upper_bound(ends_.begin(), ends_.end(), begin); it != ends_.end() && *it < end; ++it) {
-      check(*it > last, "{}: damaged token file: its document ends do not ascend near {}", name_, last);
+      check(*it > last, "{}: damaged token file: its document ends do not ascend near {}", where_, last);
       out.push_back(last = *it);
     }
     return;
@@ -223,12 +225,12 @@ void TokenFile::document_starts(std::uint64_t begin, std::uint64_t end, std::vec
 void TokenFile::verify() const {
   if (info_.format == TokenFormat::bhyt) {
     check(hash64(bytes_.data() + tokens_at_, info_.tokens * info_.token_bytes) == info_.checksum,
-          "{}: damaged token file: the tokens' checksum does not match", name_);
+          "{}: damaged token file: the tokens' checksum does not match", where_);
     check(hash64(ends_.data(), ends_.size_bytes()) == ends_checksum_,
-          "{}: damaged token file: the checksum of its document ends does not match", name_);
+          "{}: damaged token file: the checksum of its document ends does not match", where_);
     std::uint64_t last = 0;
     for (const std::uint64_t e : ends_) {
-      check(e > last, "{}: damaged token file: its document ends do not ascend near {}", name_, last);
+      check(e > last, "{}: damaged token file: its document ends do not ascend near {}", where_, last);
       last = e;
     }
   }
@@ -382,22 +384,28 @@ void to_shard(const TokenFile& in, const Shard& s, std::uint64_t begin, std::uin
   out.commit();
 }
 
-// One file, or as many numbered ones as it takes.
-std::vector<std::string> names_of_shards(const std::filesystem::path& to, std::uint64_t tokens, std::uint64_t most) {
-  if (tokens <= most) return {to.string()};
+std::uint64_t most_in_shard(std::uint64_t asked) {
+  constexpr std::uint64_t kMost = (1u << 31) - 1;
+  return asked == 0 ? kMost : std::min(asked, kMost);
+}
+
+std::vector<std::string> shard_names(const std::string& to, std::uint64_t tokens, std::uint64_t shard_tokens) {
+  const std::uint64_t most = most_in_shard(shard_tokens);
+  if (tokens <= most) return {to};
+  const std::filesystem::path p(to);
   std::vector<std::string> names;
-  for (std::uint64_t at = 0; at < tokens; at += most) {
-    const std::string name = fmt::format("{}_{:06}{}", to.stem().string(), names.size(), to.extension().string());
-    names.push_back((to.parent_path() / name).string());
-    check(!std::filesystem::exists(names.back()), "{} already exists; convert replaces nothing", names.back());
-  }
+  for (std::uint64_t at = 0; at < tokens; at += most)
+    names.push_back((p.parent_path() / fmt::format("{}_{:06}{}", p.stem().string(), names.size(), p.extension().string())).string());
   return names;
 }
 
 }  // namespace
 
-std::vector<std::string> convert_tokens(const std::string& from, const std::string& to, TokenFormat format, std::uint64_t shard_tokens) {
+std::vector<std::string> convert_tokens(const std::string& from, const std::string& to, TokenFormat format, std::uint64_t shard_tokens,
+                                        bool force) {
   const TokenFile in(from);
+  const std::vector<std::string> files = format == TokenFormat::bhyt ? std::vector{to} : shard_names(to, in.tokens(), shard_tokens);
+  for (const std::string& file : files) check_output_file(file, force);
   in.verify();
   const auto keep = [&] {
     const KeptTokenizer kept = find_tokenizer(from, in.info().meta);
@@ -406,21 +414,14 @@ std::vector<std::string> convert_tokens(const std::string& from, const std::stri
   if (format == TokenFormat::bhyt) {
     keep();
     to_bhyt(in, to);
-    return {to};
+    return files;
   }
   const Shard& s = format == TokenFormat::llmc_gpt2 ? kShards[0] : kShards[1];
   check(in.info().meta.vocab <= (s.token_bytes == 2 ? 1u << 16 : (1u << 31) - 1),
         "{}: a vocabulary of {} does not fit {} shards of {}-byte tokens", from, in.info().meta.vocab, name_of(format), s.token_bytes);
-  constexpr std::uint64_t kMost = (1u << 31) - 1;
-  const std::uint64_t most = shard_tokens == 0 ? kMost : std::min(shard_tokens, kMost);
-  const std::vector<std::string> files = names_of_shards(to, in.tokens(), most);
   keep();
-  std::uint64_t at = 0;
-  for (const std::string& file : files) {
-    const std::uint64_t n = std::min(most, in.tokens() - at);
-    to_shard(in, s, at, n, file);
-    at += n;
-  }
+  const std::uint64_t most = most_in_shard(shard_tokens);
+  for (std::size_t i = 0; i < files.size(); ++i) to_shard(in, s, i * most, std::min(most, in.tokens() - i * most), files[i]);
   return files;
 }
 

@@ -39,7 +39,7 @@ struct TokenFileInfo {
 class TokenFile {
  public:
   // Throws Error unless header, sizes and offsets are right to the byte. Token data is not read (verify() does).
-  // Errors call it by `name`, where the file is a copy that people do not know of.
+  // `name`: the text that it was packed from, where people do not know of the file. What is wrong with the file itself names both.
   explicit TokenFile(const std::string& path, const std::string& name = "");
   TokenFile(std::string name, std::vector<unsigned char> bytes);
 
@@ -64,7 +64,7 @@ class TokenFile {
   template <class F>
   void with_tokens(F&& f) const;
 
-  std::string name_;
+  std::string name_, where_;  // what people call it, and what errors about the file say
   std::shared_ptr<const void> owner_;
   std::span<const unsigned char> bytes_;
   TokenFileInfo info_;
@@ -97,7 +97,8 @@ class TokenFileWriter {
 };
 
 // Copies a token file into another format. Shards hold at most 2³¹ − 1 tokens: more (or more than shard_tokens) become
-// NAME_000000.EXT, NAME_000001.EXT, …, of which none may exist. Returns the files written.
-std::vector<std::string> convert_tokens(const std::string& from, const std::string& to, TokenFormat format, std::uint64_t shard_tokens = 0);
+// NAME_000000.EXT, NAME_000001.EXT, … Files that are there already are replaced only with `force`. Returns the files written.
+std::vector<std::string> convert_tokens(const std::string& from, const std::string& to, TokenFormat format, std::uint64_t shard_tokens = 0,
+                                        bool force = false);
 
 }  // namespace bhyt

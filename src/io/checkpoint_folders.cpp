@@ -64,7 +64,7 @@ void remove_listed(const fs::path& dir, const std::string& file) {
   fs::remove(dir / file);
 }
 
-std::string verify_manifest(const fs::path& dir, const std::function<bool(const std::string&)>& which) {
+std::string verify_manifest(const fs::path& dir, const std::function<bool(const std::string&)>& which, Compare compare) {
   if (!fs::is_regular_file(dir / kManifest)) return "it has no manifest.json";
   const Json manifest = Json::parse(read_text(dir / kManifest), nullptr, false);
   if (!is_manifest(manifest)) return "manifest.json is damaged";
@@ -75,7 +75,8 @@ std::string verify_manifest(const fs::path& dir, const std::function<bool(const 
     if (!fs::is_regular_file(file)) return fmt::format("{} is missing", name);
     if (fs::file_size(file) != entry["bytes"])
       return fmt::format("{} has {} bytes instead of {}", name, fs::file_size(file), entry["bytes"].dump());
-    if (entry["xxh64"] != Json(checksum(file))) return fmt::format("{} is damaged (its checksum differs)", name);
+    if (compare == Compare::checksums && entry["xxh64"] != Json(checksum(file)))
+      return fmt::format("{} is damaged (its checksum differs)", name);
   }
   return "";
 }

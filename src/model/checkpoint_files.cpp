@@ -31,14 +31,18 @@ std::string damage(const fs::path& dir) { return fs::exists(dir / kManifest) ? v
 
 fs::path newest_of_run(const fs::path& run, Verify verify) {
   std::string wrong;
+  bool damaged = false;
   for (const std::int64_t step : checkpoint_steps(run)) {
     const fs::path at = checkpoint_folder(run, step);
-    const std::string problem = !is_checkpoint(at) ? "it holds no model" : verify == Verify::yes ? damage(at) : "";
+    const bool model = is_checkpoint(at);
+    const std::string problem = !model ? "it holds no model" : verify == Verify::yes ? damage(at) : "";
     if (problem.empty()) return at;
+    damaged |= model;
     log::warning("passing over {}: {}", at.string(), problem);
     wrong += fmt::format("\n  {}: {}", at.filename().string(), problem);
   }
-  throw Error(fmt::format("{}: no checkpoint of this run can be used:{}", run.string(), wrong));
+  throw Error(fmt::format("{}: no checkpoint of this run can be used{}:{}", run.string(),
+                          damaged ? " (--no-verify takes a damaged one all the same)" : "", wrong));
 }
 
 }  // namespace

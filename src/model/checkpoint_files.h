@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "io/checkpoint_folders.h"
 #include "model/parameters.h"
 #include "model/safetensors.h"
 
@@ -42,8 +43,6 @@ std::map<std::string, std::string> parse_weight_index(std::string_view text, con
 // Whether a folder holds a model; require_ throws Error saying what was looked for and what is there instead.
 bool is_checkpoint(const std::filesystem::path& dir);
 void require_checkpoint(const std::filesystem::path& dir);
-
-enum class Verify : std::uint8_t { yes, no };
 
 // The checkpoint folder that a user means: the one named or, of a run directory, best/ where there is one, else the newest that can be
 // used; a message says which. What a model is read from is compared with manifest.json, if there is one: Error where it is damaged.

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <ctime>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -19,6 +20,9 @@
 namespace bhyt::report {
 
 namespace {
+
+// By these a page is known for one of ours.
+constexpr const char *kDoctype = "<!doctype html>", *kTitleEnd = " · bhyt report</title>";
 
 constexpr const char* kStyle =
 #include "report/style.inc"
@@ -41,7 +45,7 @@ std::string cell(const std::string& name, const std::string& text, const char* k
 
 std::string steps_of(const Run& r) {
   const std::string* planned = r.value("train.steps");
-  const std::string done = fmt::format("{:.0f}", r.steps());
+  const std::string done = fmt::format("{:.0f}", r.standing().step);
   return planned && *planned != done ? done + " of " + *planned : done;
 }
 
@@ -57,13 +61,14 @@ std::string summary_table(const std::vector<Run>& runs, int best) {
     head += fmt::format("<th>{}</th>", name);
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const Run& r = runs[i];
-    const double seconds = r.seconds.last(), tokens = r.tokens.last();
+    const double seconds = r.seconds.last(), timed = r.tokens.last();  // both by the metrics
+    const Standing now = r.standing();
     rows += fmt::format("<tr{}><th>{}{}</th>", static_cast<int>(i) == best ? " class=\"best\"" : "", swatch(i), escape(r.name));
-    rows += cell("training loss", fixed(r.loss.last())) + cell("validation loss", validation_of(r), "main");
+    rows += cell("training loss", fixed(now.loss)) + cell("validation loss", validation_of(r), "main");
     rows += cell("above the floor", fixed(r.above_floor())) + cell("steps", steps_of(r));
-    rows += cell("tokens", std::isfinite(tokens) ? log::human_count(tokens) : "–");
+    rows += cell("tokens", std::isfinite(now.tokens) ? log::human_count(now.tokens) : "–");
     rows += cell("time", seconds > 0 ? log::human_time(seconds) : "–");
-    rows += cell("tokens/s", seconds > 0 && std::isfinite(tokens) ? log::human_count(tokens / seconds) : "–");
+    rows += cell("tokens/s", seconds > 0 && std::isfinite(timed) ? log::human_count(timed / seconds) : "–");
     rows += cell("skipped", fmt::format("{}", r.skipped.size())) + "</tr>";
   }
   return fmt::format(
@@ -238,12 +243,12 @@ std::string render_page(const std::vector<Run>& runs) {
   const Verdict verdict = judge(runs);
   const std::string differences = runs.size() > 1 ? key_table(runs, &Run::config, true) : "";
   std::string out = fmt::format(
-      "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
+      "{4}\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
       "content=\"width=device-width,initial-scale=1\">"
-      "<title>{0} · bhyt report</title>\n<style>{1}</style></head>\n<body><main>\n<header class=\"top\"><p class=\"kind\">Training "
+      "<title>{0}{5}\n<style>{1}</style></head>\n<body><main>\n<header class=\"top\"><p class=\"kind\">Training "
       "report</p><h1>{0}</h1>"
       "<p class=\"verdict\">{2}</p>{3}</header>\n",
-      escape(title_of(runs)), kStyle, escape(verdict.text), notes(runs));
+      escape(title_of(runs)), kStyle, escape(verdict.text), notes(runs), kDoctype, kTitleEnd);
   out += summary_table(runs, verdict.best);
   out += controls(runs, window);
   out += section("Loss", "", "loss", figures_of(figures, "loss", window));
@@ -261,6 +266,14 @@ std::string render_page(const std::vector<Run>& runs) {
   out += fmt::format("<script type=\"application/json\" id=\"data\">{}</script>\n<script>{}</script></body></html>\n",
                      page_data(runs, figures, window), kScript);
   return out;
+}
+
+bool is_page(const std::string& path) {
+  std::string start(1 << 16, '\0');  // the names of up to four runs stand in the title
+  std::ifstream in(path, std::ios::binary);
+  in.read(start.data(), static_cast<std::streamsize>(start.size()));
+  start.resize(static_cast<std::size_t>(in.gcount()));
+  return start.starts_with(kDoctype) && start.find(kTitleEnd) != std::string::npos;
 }
 
 void write_page(const std::vector<Run>& runs, const std::string& path) {

@@ -24,6 +24,8 @@ using Json = nlohmann::ordered_json;
 namespace {
 
 constexpr std::size_t kMaxConfigBytes = 1 << 20, kMaxKeys = 4096;
+constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+constexpr double kLargestStep = 9e15;  // whole numbers beyond have gaps in a double
 
 std::string read_text(const fs::path& path, std::size_t at_most) {
   std::ifstream in(path, std::ios::binary);
@@ -137,9 +139,18 @@ double Run::steps() const {
   return last;
 }
 
+Standing Run::standing() const {
+  Standing s{.step = steps(), .loss_step = loss.last_at(), .loss = loss.last(), .tokens = tokens.last()};
+  if (!saved || saved->step < s.step) return s;
+  if (std::isfinite(saved->loss)) return *saved;
+  s.step = saved->step;
+  s.tokens = saved->tokens;
+  return s;
+}
+
 double Run::above_floor() const {
-  if (!floor) return std::numeric_limits<double>::quiet_NaN();
-  return (valid.empty() ? loss.last() : valid.final_value()) - *floor;
+  if (!floor) return kUnknown;
+  return (valid.empty() ? standing().loss : valid.final_value()) - *floor;
 }
 
 void read_config(const std::string& yaml, Run& run) {
@@ -182,6 +193,21 @@ void read_about(const fs::path& dir, Run& run) {
     run.about.emplace_back("newest checkpoint", checkpoint_folder(dir, steps.front()).filename().string());
 }
 
+void read_saved(const fs::path& dir, Run& run) {
+  const auto steps = checkpoint_steps(dir);
+  if (steps.empty()) return;
+  try {
+    const Json state = Json::parse(bhyt::read_text(checkpoint_folder(dir, steps.front()) / kTrainerState));
+    const Json& progress = state.at("bhyt").at("progress");
+    Standing s{.step = progress.at("step"), .loss_step = progress.at("step"), .tokens = state.value("num_input_tokens_seen", kUnknown)};
+    if (const double count = progress.at("loss_count"); count > 0) s.loss = progress.at("loss_sum").get<double>() / count;
+    if (s.step >= 0 && s.step < kLargestStep) run.saved = s;
+  } catch (const Error&) {  // no such file
+  } catch (const Json::exception&) {
+    // Of another program, or damaged: then the metrics are what is known.
+  }
+}
+
 Run read_run(const fs::path& dir) {
   std::error_code ec;
   check_usage(fs::exists(dir, ec), "{}: no such directory", dir.string());
@@ -201,6 +227,7 @@ Run read_run(const fs::path& dir) {
     run.notes.push_back("resolved.yaml is missing: neither config nor entropy floor are known");
   find_floor(dir, run);
   read_about(dir, run);
+  read_saved(dir, run);
   return run;
 }
 

@@ -18,6 +18,12 @@ struct LayerRecord {
   std::vector<double> norm, abs, variance, lambda_attn, lambda_mlp, alpha_attn, alpha_mlp;
 };
 
+// How far a run is, and its training loss and tokens there; NaN where unknown.
+struct Standing {
+  double step = 0, loss_step = 0;
+  double loss = std::numeric_limits<double>::quiet_NaN(), tokens = loss;
+};
+
 using Entries = std::vector<std::pair<std::string, std::string>>;  // key and value, in the file's order
 
 struct Run {
@@ -31,12 +37,14 @@ struct Run {
   Entries config;                                                  // resolved.yaml, flattened to dotted keys
   std::string config_text;
   Entries about;                   // version, commit, machine, device …
+  std::optional<Standing> saved;   // of the newest checkpoint; its loss is the mean since the last line of metrics
   std::optional<double> floor;     // entropy rate of the training data, nats per token
   std::vector<std::string> notes;  // what could not be read
 
   const std::string* value(const std::string& key) const;  // of the config
   const std::string* fact(const std::string& key) const;   // of run.json
   double steps() const;                                    // the last step with a record, 0 without
+  Standing standing() const;                               // by the metrics, or by the newest checkpoint where that is further
   double above_floor() const;                              // final validation (else training) loss − floor; NaN where unknown
 };
 
@@ -54,5 +62,6 @@ void read_metrics(std::istream& in, Run& run);
 void read_config(const std::string& yaml, Run& run);          // config, config_text
 void find_floor(const std::filesystem::path& dir, Run& run);  // of data made by bhyt data synth
 void read_about(const std::filesystem::path& dir, Run& run);  // run.json; newest checkpoint
+void read_saved(const std::filesystem::path& dir, Run& run);  // what the newest checkpoint says of itself
 
 }  // namespace bhyt::report

@@ -33,6 +33,11 @@ double Series::last() const {
   return it == y.rend() ? kGap : *it;
 }
 
+double Series::last_at() const {
+  const auto it = std::find_if(y.rbegin(), y.rend(), [](double v) { return std::isfinite(v); });
+  return it == y.rend() ? kGap : x[static_cast<std::size_t>(y.rend() - it) - 1];
+}
+
 double Series::final_value() const { return y.empty() ? kGap : y.back(); }
 
 Thinned thin(const Series& s, double x0, double x1, int columns) {

@@ -15,6 +15,7 @@ struct Series {
   void rewind(double at);             // drops what lies at or after `at`
   double first() const;               // first and last finite value, NaN where there is none
   double last() const;
+  double last_at() const;      // where it lies; NaN, too
   double final_value() const;  // the last value as it was recorded; NaN where that is not finite, or there is none
 };
 

@@ -131,8 +131,9 @@ std::string above_the_floor(const Run& r, double loss) {
 }
 
 std::string alone(const Run& r, const Kind& kind) {
-  const double loss = kind.of(r);
-  return fmt::format("{}: {} loss {:.4f}{} at step {:.0f}.", r.name, kind.name, loss, above_the_floor(r, loss), (r.*kind.loss).x.back());
+  const bool validated = kind.loss == &Run::valid;
+  const double loss = validated ? kind.of(r) : r.standing().loss, step = validated ? r.valid.x.back() : r.standing().loss_step;
+  return fmt::format("{}: {} loss {:.4f}{} at step {:.0f}.", r.name, kind.name, loss, above_the_floor(r, loss), step);
 }
 
 // "Lowest final validation loss: b, 2.2500; a 0.2500 higher."

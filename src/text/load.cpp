@@ -1,7 +1,9 @@
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
 #include "core/check.h"
+#include "core/log.h"
 #include "core/threads.h"
 #include "text/parse.h"
 
@@ -55,18 +57,53 @@ fs::path find_in(const fs::path& dir) {
   return {};
 }
 
+// What is wrong with the tokenizer's files by the manifest of the checkpoint that they lie in; "" where nothing is, or there is none.
+std::string damage(const fs::path& dir, Verify verify) {
+  const auto of_tokenizer = [](const std::string& file) {
+    return std::find(std::begin(kTokenizerFiles), std::end(kTokenizerFiles), file) != std::end(kTokenizerFiles);
+  };
+  return verify == Verify::yes && is_file(dir / kManifest) ? verify_manifest(dir, of_tokenizer) : "";
+}
+
+// In the newest checkpoint of a run whose tokenizer is whole; "" where there is none.
+fs::path find_in_run(const fs::path& run, Verify verify) {
+  for (const std::int64_t step : checkpoint_steps(run)) {
+    const fs::path dir = checkpoint_folder(run, step), file = find_in(dir);
+    const std::string wrong = file.empty() ? "it holds no tokenizer" : damage(dir, verify);
+    if (wrong.empty()) {
+      log::info("{}: taking the tokenizer of its newest checkpoint, {}", run.string(), dir.filename().string());
+      return file;
+    }
+    log::warning("passing over {}: {}", dir.string(), wrong);
+  }
+  return {};
+}
+
+// The file that a user means.
+fs::path named_file(const std::string& what, Verify verify) {
+  std::error_code error;
+  const bool folder = fs::is_directory(what, error);
+  check(folder || is_file(what), "[tokenizer] expected {}, got {}", kTokenizerHelp, what);
+  fs::path file = folder ? find_in(what) : fs::path(what);
+  if (file.empty() && !checkpoint_steps(what).empty()) {
+    file = find_in_run(what, verify);
+    check(!file.empty(), "[tokenizer] {}: no checkpoint of this run has a tokenizer that can be used", what);
+    return file;
+  }
+  check(!file.empty(),
+        "[tokenizer] expected tokenizer.json, tokenizer.model, vocab.json with merges.txt or tokenizer.bin in {}, found none", what);
+  const std::string wrong = damage(file.parent_path(), verify);
+  check(wrong.empty(), "[tokenizer] {}: {}. After a change that was meant, remove its {}", file.parent_path().string(), wrong, kManifest);
+  return file;
+}
+
 }  // namespace
 
 bool holds_tokenizer(const fs::path& folder) { return !find_in(folder).empty(); }
 
-std::unique_ptr<Tokenizer> load_tokenizer(const std::string& what) {
+std::unique_ptr<Tokenizer> load_tokenizer(const std::string& what, Verify verify) {
   if (what == "bytes") return make_byte_tokenizer();
-  std::error_code error;
-  const bool folder = fs::is_directory(what, error);
-  check(folder || is_file(what), "[tokenizer] expected bytes, a tokenizer file or a folder that holds one, got {}", what);
-  const fs::path file = folder ? find_in(what) : fs::path(what);
-  check(!file.empty(),
-        "[tokenizer] expected tokenizer.json, tokenizer.model, vocab.json with merges.txt or tokenizer.bin in {}, found none", what);
+  const fs::path file = named_file(what, verify);
   try {
     TokenizerSpec spec = read_any(file);
     for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja"})

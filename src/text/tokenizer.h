@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/threads.h"
+#include "io/checkpoint_folders.h"
 
 namespace bhyt {
 
@@ -60,11 +61,19 @@ class Tokenizer {
   std::string decode(const std::vector<TokenId>& ids) const { return decode(ids, false); }
 };
 
+// What makes up a tokenizer in a folder: the forms that are read, and what stands beside them.
+constexpr const char* kTokenizerFiles[] = {"tokenizer.json",     "tokenizer.model",         "vocab.json",
+                                           "merges.txt",         "tokenizer.bin",           "tokenizer_config.json",
+                                           "added_tokens.json",  "special_tokens_map.json", "generation_config.json",
+                                           "chat_template.jinja"};
+constexpr const char* kTokenizerHelp = "bytes, a tokenizer file, a folder that holds one, a checkpoint or a run directory";
+
 // Whether a folder holds a file that load_tokenizer takes.
 bool holds_tokenizer(const std::filesystem::path& folder);
 
-// "bytes", a file, or a folder that holds one. Throws Error saying what was looked for.
-std::unique_ptr<Tokenizer> load_tokenizer(const std::string& what);
+// "bytes", a file, a folder that holds one (a checkpoint), or a run directory: that of its newest checkpoint, and a message says so. The
+// files of a checkpoint are compared with its manifest. Throws Error saying what was looked for.
+std::unique_ptr<Tokenizer> load_tokenizer(const std::string& what, Verify verify = Verify::yes);
 
 // 256 bytes and the end-of-text token 256.
 std::unique_ptr<Tokenizer> make_byte_tokenizer();

@@ -4,6 +4,8 @@
 #include <set>
 
 #include "core/log.h"
+#include "data/input.h"
+#include "data/token_file.h"
 #include "io/checkpoint_folders.h"
 #include "model/checkpoint.h"
 #include "ops/norm/config.h"
@@ -199,8 +201,9 @@ static void fields(DataSection& c, V& v) {
   v.custom(
       "valid", "the same, for validation; in file order", [&](const Json& j, const std::string& key) { c.valid = read_entries(j, key); },
       [&] { return write_entries(c.valid); });
-  v.text("tokenizer", c.tokenizer,
-         "bytes, a file or a folder; auto = what the token files were packed with, else that of model.init, else bytes");
+  v.text(
+      "tokenizer", c.tokenizer,
+      "bytes, a file, a folder, a checkpoint or a run; auto = what the token files were packed with, else that of model.init, else bytes");
   v.integer("seq_len", c.seq_len, "tokens per row", {.at_least = 1});
   v.choice("attend", c.attend, kAttend, "whether packed documents see each other");
 }
@@ -276,6 +279,8 @@ Json config_tree(const std::string& file, const std::vector<std::string>& overri
 Json training_tree(const std::string& file, const std::vector<std::string>& overrides) {
   std::error_code ignored;
   check_usage(!fs::is_directory(file, ignored), "config {0} is a folder; run.dir={0} resume=auto goes on with the run that is there", file);
+  check_usage(!TokenFile::recognised(file) && !(is_there(file) && named_as_text(file)),
+              "config {0} is data, not a config: data.train={0} trains on it", file);
   const Json words = config_tree(file, overrides);
   const auto given = [&](const char* section, const char* key) {
     const auto found = words.find(section);

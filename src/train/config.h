@@ -1,4 +1,4 @@
-// What a run is: the sections model, norm, data, train and run of a config (docs/config.md), read from YAML and key=value words.
+// What a run is: the sections model, norm, data, train and run of a config (docs/training.md), read from YAML and key=value words.
 #pragma once
 
 #include <array>

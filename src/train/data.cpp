@@ -127,11 +127,11 @@ std::string why_none(const PackedFile& f) {
       f.path, maker_of(f.meta), f.meta.fingerprint);
 }
 
-// The folder of a tokenizer that the run has already: of its newest checkpoint where it goes on, else of the one it starts from; or "".
+// Where a tokenizer is that the run has already: the run itself where it goes on, else the checkpoint that it starts from; or "".
 fs::path tokenizer_of_run(const RunConfig& config) {
   if (goes_on(config.run.resume))
     for (const std::int64_t step : checkpoint_steps(config.run.dir))
-      if (const fs::path at = checkpoint_folder(config.run.dir, step); holds_tokenizer(at)) return at;
+      if (holds_tokenizer(checkpoint_folder(config.run.dir, step))) return config.run.dir;
   return !config.model.init.empty() && holds_tokenizer(config.model.init) ? config.model.init : "";
 }
 
@@ -155,8 +155,8 @@ void choose_by_files(const Inputs& in, const fs::path& own, RunData& out) {
 void choose_tokenizer(const RunConfig& config, const Inputs& in, RunData& out) {
   const DataSection& data = config.data;
   if (data.tokenizer == "auto") return choose_by_files(in, tokenizer_of_run(config), out);
-  check_usage(data.tokenizer == "bytes" || is_there(data.tokenizer),
-              "data.tokenizer must be auto, bytes, a tokenizer file or a folder that holds one, got {}", data.tokenizer);
+  check_usage(data.tokenizer == "bytes" || is_there(data.tokenizer), "data.tokenizer must be auto, {}, got {}", kTokenizerHelp,
+              data.tokenizer);
   out.tokenizer = load_tokenizer(data.tokenizer);
   for (const PackedFile& f : in.packed)
     check_usage(f.meta.fingerprint == 0 || f.meta.fingerprint == out.tokenizer->fingerprint(),
@@ -192,12 +192,23 @@ std::vector<DataPart> make_parts(const std::vector<DataEntry>& entries, const To
   return parts;
 }
 
+// What a path or pattern of the config stands for.
+std::vector<std::string> files_of(const char* key, const std::string& path) {
+  try {
+    std::vector<std::string> files = expand_globs({path});
+    for (const std::string& file : files) check_usage(is_there(file), "{} does not exist", file);
+    return files;
+  } catch (const UsageError& e) {
+    throw UsageError(fmt::format("{}: {}; docs/data.md says how data is made, that of the recipes too", key, e.what()));
+  }
+}
+
 void expand(DataSection& data) {
   check_usage(!data.train.empty(), "data.train must name what to train on: token files, texts or patterns");
-  for (auto* entries : {&data.train, &data.valid}) {
+  for (auto [key, entries] : {std::pair{"data.train", &data.train}, {"data.valid", &data.valid}}) {
     std::vector<DataEntry> out;
     for (const DataEntry& e : *entries) {
-      std::vector<std::string> paths = expand_globs({e.path});
+      std::vector<std::string> paths = files_of(key, e.path);
       if (e.weight > 0) paths = {e.path};  // one weight for all that the pattern matches
       for (std::string& path : paths) out.push_back({std::move(path), e.weight});
     }
@@ -205,13 +216,28 @@ void expand(DataSection& data) {
   }
 }
 
-void settle_vocabulary(ModelSection& section, const Tokenizer* tokenizer, const Inputs& in) {
-  ModelConfig& model = section.config;
+// A model that starts from a checkpoint has its vocabulary: then it is the data that does not fit.
+void check_start(const RunConfig& config, const Tokenizer* tokenizer, const Inputs& in) {
+  const std::int64_t rows = config.model.config.vocab;
+  const auto refuse = [&](const std::string& what, std::uint64_t ids) {
+    throw UsageError(fmt::format("{} has a vocabulary of {} tokens, the model that starts from {} one of {}: they do not belong together",
+                                 what, ids, config.model.init, rows));
+  };
+  for (const PackedFile& f : in.packed)
+    if (f.meta.vocab > static_cast<std::uint64_t>(rows)) refuse(f.path, f.meta.vocab);
+  if (tokenizer && tokenizer->vocab_size() > rows)
+    refuse(config.data.tokenizer == "auto" ? "the tokenizer of " + config.model.init : "data.tokenizer " + config.data.tokenizer,
+           static_cast<std::uint64_t>(tokenizer->vocab_size()));
+}
+
+void settle_vocabulary(RunConfig& config, const Tokenizer* tokenizer, const Inputs& in) {
+  ModelConfig& model = config.model.config;
   std::int64_t file_vocab = 0;  // of token files that name no tokenizer
   for (const PackedFile& f : in.packed)
     if (!tokenizer || f.meta.fingerprint == 0) file_vocab = std::max(file_vocab, static_cast<std::int64_t>(f.meta.vocab));
   const std::int64_t tokenizer_vocab = tokenizer ? tokenizer->vocab_size() : 0;
-  if (!section.vocab_given) model.vocab = std::max(tokenizer_vocab, file_vocab);
+  if (!config.model.vocab_given) model.vocab = std::max(tokenizer_vocab, file_vocab);
+  if (!config.model.init.empty()) check_start(config, tokenizer, in);
   check_usage(model.vocab >= tokenizer_vocab, "model.vocab must be at least {}, the tokenizer's, got {}", tokenizer_vocab, model.vocab);
   check_usage(model.vocab >= file_vocab, "model.vocab must be at least {}, the vocabulary of the token files, got {}", file_vocab,
               model.vocab);
@@ -229,15 +255,12 @@ void settle_vocabulary(ModelSection& section, const Tokenizer* tokenizer, const 
 
 RunData choose_data(RunConfig& config) {
   expand(config.data);
-  for (const auto& [key, entries] : {std::pair{"data.train", &config.data.train}, {"data.valid", &config.data.valid}})
-    for (const DataEntry& e : *entries)
-      for (const std::string& path : expand_globs({e.path})) check_usage(is_there(path), "{}: {} does not exist", key, path);
   const Inputs in = look_at(config.data);
   RunData out;
   choose_tokenizer(config, in, out);
   const Tokenizer* t = out.tokenizer.get();
   if (t && t->kind() == "bytes" && config.data.tokenizer == "auto") config.data.tokenizer = "bytes";
-  settle_vocabulary(config.model, t, in);
+  settle_vocabulary(config, t, in);
   const PackedFile* speaks = spokesman(in);
   out.fingerprint = t ? t->fingerprint() : speaks ? speaks->meta.fingerprint : 0;
   return out;

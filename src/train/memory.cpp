@@ -22,8 +22,7 @@ double activation_bytes(const RunConfig& c, std::int64_t rows) {
 double tokens_in(const RunConfig& c, std::int64_t rows) { return static_cast<double>(rows) * static_cast<double>(c.data.seq_len); }
 double flops_in(const RunConfig& c, std::int64_t rows) { return tokens_in(c, rows) * flops_per_token(c.model.config, c.data.seq_len); }
 
-// Whether a CPU is done with a micro-batch in some seconds: a larger one is no faster there, and a run is only heard from, and stopped,
-// between them.
+// Whether a CPU is done with a micro-batch in some seconds: a run is only heard from, and stopped, between them.
 bool quick_enough(const RunConfig& c, std::int64_t rows) {
   constexpr double kMostTokens = 1 << 16, kMostFlops = 1e12;
   return c.device.is_cuda() || (tokens_in(c, rows) <= kMostTokens && flops_in(c, rows) <= kMostFlops);

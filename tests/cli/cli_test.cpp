@@ -70,6 +70,29 @@ TEST(Shell, AnUnknownFlagNamesTheNearestOne) {
   EXPECT_EQ(said({"tokenizer", "tarin"}), "error: unexpected command tarin (did you mean train?); see bhyt tokenizer --help\n");
   EXPECT_EQ(said({"data", "info", "a", "b"}), "error: unexpected argument b; see bhyt data info --help\n");
   EXPECT_EQ(said({"data", "pack", "--out", "t", "f.txt"}), "error: --tokenizer is required (see bhyt data pack --help)\n");
+  EXPECT_EQ(said({"generate", "--temp", "3"}), "error: unknown flag --temp (did you mean --temperature?); see bhyt generate --help\n");
+  EXPECT_EQ(said({"info", "--hel", "x"}), "error: unknown flag --hel; see bhyt info --help\n");
+  EXPECT_EQ(said({"forward", "--dtype=bf16"}), "error: unknown flag --dtype (keys have no dashes: dtype=bf16); see bhyt forward --help\n");
+  EXPECT_EQ(said({"help", "tokenizer", "nonsense"}), "error: unexpected command nonsense; see bhyt tokenizer --help\n");
+}
+
+TEST(Shell, AWrongValueSaysWhatWasExpected) {
+  const auto said = [](const std::vector<std::string>& args) {
+    const Outcome o = bhyt(args);
+    EXPECT_EQ(o.code, 2) << o.err;
+    return o.err;
+  };
+  EXPECT_EQ(said({"generate", "--model", "x", "--temperature", "warm"}),
+            "error: --temperature: expected a number, got warm (see bhyt generate --help)\n");
+  EXPECT_EQ(said({"generate", "--model", "x", "--max-tokens", "3.5"}),
+            "error: --max-tokens: expected a whole number, got 3.5 (see bhyt generate --help)\n");
+  EXPECT_EQ(said({"data", "synth", "--out", "x", "--tokens", "1K", "--seed", "-1"}),
+            "error: --seed: expected a whole number from 0, got -1 (see bhyt data synth --help)\n");
+  EXPECT_EQ(said({"generate", "--model"}), "error: --model has no value (see bhyt generate --help)\n");
+  EXPECT_EQ(said({"bench", "--reps", "0"}), "error: --reps: expected a whole number from 1 to 1000, got 0 (see bhyt bench --help)\n");
+  EXPECT_EQ(said({"data", "pack", "--threads", "-1", "--tokenizer", "bytes", "--out", "t", "f.txt"}),
+            "error: --threads: expected a whole number from 0, got -1 (see bhyt data pack --help)\n");
+  EXPECT_EQ(said({"tokenizer"}), "error: expected a command (see bhyt tokenizer --help)\n");
 }
 
 TEST(Shell, HelpOfACommandListsItsOptions) {
@@ -239,6 +262,24 @@ TEST_F(SmallRun, ForwardRefusesTokensThatDoNotFit) {
   EXPECT_EQ(with(1, {8}), 1);
   EXPECT_EQ(with(1, {2, 4}, "F64"), 1);
   EXPECT_FALSE(fs::exists(at("out.safetensors")));
+}
+
+TEST_F(SmallRun, MoreTokensThanMemoryAreNamed) {
+  const Outcome o = bhyt({"generate", "--model", checkpoint(), "--ids", "--prompt", "1", "--max-tokens", "1000B", "device=cpu"});
+  EXPECT_EQ(o.code, 1);
+  EXPECT_TRUE(has(o.err, "[generate] room for 1000000000001 tokens takes 233 TiB: ")) << o.err;
+}
+
+TEST(Bench, WhatDoesNotFitIsRefusedBeforeAnyWork) {
+  for (const char* test : {"train", "gemm", "attention", "prompt", "decode"}) {
+    const Outcome o =
+        bhyt({"bench", "norm", test, "train.batch=100M", "data.seq_len=1000B", "device=cpu", "model.preset=tiny", "dtype=fp32"});
+    EXPECT_EQ(o.code, 2) << o.err;
+    EXPECT_TRUE(has(o.err, std::string("bench ") + test + " needs ")) << o.err;
+    EXPECT_TRUE(has(o.err, "iB free; lower train.batch or data.seq_len (now 100000000 and 1000000000000), or take a smaller model"))
+        << o.err;
+    EXPECT_EQ(o.out, "");  // nor was the norm measured
+  }
 }
 
 TEST(Bench, EveryTestGivesItsFigures) {

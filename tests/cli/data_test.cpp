@@ -72,6 +72,29 @@ TEST(Data, WhereItGoesIsCheckedBeforeTheWork) {
             "error: cannot write " + at("a.txt/x.tok") + ": " + at("a.txt") + " is not a folder\n");
 }
 
+TEST(Data, WhatIsThereIsReplacedOnlyByForce) {
+  const TempFolder dir;
+  const auto at = [&](const char* name) { return (dir.path / name).string(); };
+  std::ofstream(at("a.txt")) << "low lower lowest";
+  std::ofstream(at("a.tok")) << "mine";
+  fs::create_directories(at("s"));
+  std::ofstream(at("s/info.json")) << "mine";
+  for (const auto& [command, file] : {std::pair<std::vector<std::string>, std::string>{
+                                          {"data", "pack", "--out", at("a.tok"), "--tokenizer", "bytes", at("a.txt")}, at("a.tok")},
+                                      {{"data", "synth", "--out", at("s"), "--tokens", "3K"}, at("s/info.json")}}) {
+    const Outcome refused = bhyt(command);
+    EXPECT_EQ(refused.code, 2);
+    EXPECT_EQ(refused.err, "error: " + file + " already exists; --force replaces it, another --out keeps it\n");
+    EXPECT_EQ(read_text(file), "mine");
+    EXPECT_FALSE(fs::exists(at("s/train.tok")));
+    std::vector<std::string> forced = command;
+    forced.emplace_back("--force");
+    const Outcome done = bhyt(forced);
+    EXPECT_EQ(done.code, 0) << done.err;
+    EXPECT_NE(read_text(file), "mine");
+  }
+}
+
 TEST(Data, WrongUseAndFailedWork) {
   const TempFolder dir;
   const auto at = [&](const char* name) { return (dir.path / name).string(); };

@@ -110,21 +110,39 @@ TEST(Convert, TokenFilesGoToLlmcAndBack) {
   EXPECT_EQ(again["checksum"], first["checksum"]);
 }
 
-// Neither one file nor any of several is written over, and nothing is written beside them.
-TEST(Convert, TokenFilesReplaceNothing) {
+TEST(Convert, WhatIsThereIsReplacedOnlyByForce) {
   const TempFolder dir;
   const auto at = [&](const char* name) { return (dir.path / name).string(); };
   ASSERT_EQ(bhyt({"data", "synth", "--out", at("data"), "--tokens", "3000"}).code, 0);
-  for (const char* name : {"a.bin", "b_000001.bin"}) std::ofstream(at(name)) << "mine";
-  const std::vector<std::string> whole{"convert", at("data/train.tok"), "--out", at("a.bin")};
-  const std::vector<std::string> pieces{"convert", at("data/train.tok"), "--out", at("b.bin"), "--max-shard", "2KB"};
-  for (const auto& [words, name] : {std::pair{whole, "a.bin"}, std::pair{pieces, "b_000001.bin"}}) {
-    const Outcome out = bhyt(words);
-    EXPECT_NE(out.code, 0);
-    EXPECT_NE(out.err.find(at(name) + " already exists"), std::string::npos) << out.err;
-    EXPECT_EQ(read_text(at(name)), "mine");
+  for (const char* name : {"a.bin", "s_000001.bin"}) std::ofstream(at(name)) << "mine";
+  const auto convert = [&](const char* out, const std::vector<std::string>& more) {
+    std::vector<std::string> words{"convert", at("data/train.tok"), "--out", at(out)};
+    words.insert(words.end(), more.begin(), more.end());
+    return bhyt(words);
+  };
+  for (const auto& [refused, file] :
+       {std::pair{convert("a.bin", {}), "a.bin"}, {convert("s.bin", {"--max-shard", "4KB"}), "s_000001.bin"}}) {
+    EXPECT_EQ(refused.code, 2);
+    EXPECT_EQ(refused.err, "error: " + at(file) + " already exists; --force replaces it, another --out keeps it\n");
+    EXPECT_EQ(read_text(at(file)), "mine");
   }
-  EXPECT_FALSE(fs::exists(at("b_000000.bin")));
+  EXPECT_FALSE(fs::exists(at("s_000000.bin")));
+  EXPECT_EQ(convert("a.bin", {"--force"}).code, 0);
+  EXPECT_EQ(info_of(at("a.bin"))["format"], "llm.c gpt2");
+  EXPECT_EQ(bhyt({"convert", (kGolden / "peri").string(), "--out", at("data"), "--force"}).code, 2);  // never a folder
+}
+
+// What cannot be written is called what the user called it.
+TEST(Convert, WhereItGoesIsCheckedBeforeTheWork) {
+  const TempFolder dir;
+  const auto at = [&](const char* name) { return (dir.path / name).string(); };
+  std::ofstream(at("a.txt")) << "low lower lowest";
+  ASSERT_EQ(bhyt({"tokenizer", "train", "--vocab", "265", "--out", at("t"), at("a.txt")}).code, 0);
+  ASSERT_EQ(bhyt({"data", "pack", "--out", at("a.tok"), "--tokenizer", at("t"), at("a.txt")}).code, 0);
+  EXPECT_EQ(bhyt({"convert", at("a.tok"), "--out", at("a.txt/x")}).err,
+            "error: cannot write " + at("a.txt/x") + ": " + at("a.txt") + " is not a folder\n");
+  EXPECT_EQ(bhyt({"convert", (kGolden / "peri").string(), "--out", at("a.txt/x")}).err,
+            "error: cannot write to " + at("a.txt/x") + ": " + at("a.txt") + " is not a folder\n");
 }
 
 TEST(Convert, Llama2cBringsItsTokenizer) {

@@ -75,7 +75,21 @@ TEST(Pretrain, WrongConfigsExitWithTwoAndSayWhy) {
   EXPECT_EQ(error({"train.lr", "5e-4"}), "error: train.lr has no value: write train.lr=VALUE\n");
   EXPECT_EQ(error({"seed"}), "error: seed has no value: write seed=VALUE\n");
   EXPECT_EQ(error({"--train.lr=1"}), "error: unknown flag --train.lr=1 (keys have no dashes: train.lr=1); see bhyt help pretrain\n");
+  EXPECT_EQ(error({"--lr", "3"}), "error: unknown flag --lr (keys have no dashes: train.lr=3); see bhyt help pretrain\n");
+  EXPECT_EQ(error({"--steps=3"}), "error: unknown flag --steps=3 (keys have no dashes: train.steps=3); see bhyt help pretrain\n");
+  EXPECT_EQ(error({"--seq-len"}), "error: unknown flag --seq-len (keys have no dashes: data.seq_len=VALUE); see bhyt help pretrain\n");
+  EXPECT_EQ(error({"--hel"}), "error: unknown flag --hel; see bhyt help pretrain\n");
   EXPECT_EQ(error({"nowhere.yaml"}), "error: config nowhere.yaml is not a file\n");
+  EXPECT_EQ(error({"nowhere.txt"}), "error: config nowhere.txt is not a file\n");
+  EXPECT_EQ(error({"data.train=c4/train-*.tok"}),
+            "error: data.train: no file matches c4/train-*.tok; docs/data.md says how data is made, that of the recipes too\n");
+  EXPECT_EQ(error({"data.valid=c4/valid.tok"}),
+            "error: data.valid: c4/valid.tok does not exist; docs/data.md says how data is made, that of the recipes too\n");
+  // Data where a config belongs.
+  const std::string text = (place.path / "text.txt").string(), tokens = (place.path / "text.tok").string();
+  ASSERT_EQ(bhyt({"data", "pack", "--out", tokens, "--tokenizer", "bytes", text}).code, 0);
+  for (const std::string& file : {text, tokens})
+    EXPECT_EQ(error({file}), "error: config " + file + " is data, not a config: data.train=" + file + " trains on it\n");
   says(error({"norm.method=bhyd"}), "bhyt");
   says(error({"device=tpu"}), "run.device must be auto, cpu, cuda or cuda:N, got tpu");
   const Outcome none = bhyt({"pretrain"});

@@ -61,5 +61,46 @@ TEST(ReportCommand, ACheckpointStandsForItsRun) {
   EXPECT_EQ(bhyt({"report", (tmp.path / "nowhere").string()}).code, 2);
 }
 
+// An interrupt saves between two lines of metrics: the report says what info says.
+TEST(ReportCommand, ANewerCheckpointIsWhereTheRunStands) {
+  const TempFolder tmp;
+  const std::string run = write_run(tmp.path / "a", 3, ""), page = (tmp.path / "page.html").string();
+  fs::create_directories(run + "/checkpoint-16");
+  const auto save = [&](const std::string& progress) {
+    std::ofstream(run + "/checkpoint-16/trainer_state.json")
+        << R"({"num_input_tokens_seen": 1024, "bhyt": {"progress": )" << progress << "}}";
+  };
+  save(R"({"step": 16, "loss_sum": 15, "loss_count": 6})");
+  const Outcome plain = bhyt({"report", run, "--out", page});
+  EXPECT_EQ(plain.out, "a  step 16  loss 2.5000  not validated\na: training loss 2.5000 at step 16.\n" + page + "\n");
+  for (const char* part : {">2.5000<", ">16 of 10<", ">1.02K<"}) EXPECT_TRUE(contains(read_text(page), part)) << part;
+  const nlohmann::json told = nlohmann::json::parse(bhyt({"report", run, "--out", page, "--json"}).out)["runs"][0],
+                       info = nlohmann::json::parse(bhyt({"info", run, "--json"}).out);
+  EXPECT_EQ(told["steps"], 16);
+  EXPECT_EQ(told["tokens"], 1024);
+  EXPECT_EQ(told["loss"], 2.5);
+  EXPECT_EQ(info["step"], told["steps"]);
+  EXPECT_EQ(info["loss"], told["loss"]);
+  save(R"({"step": 16, "loss_sum": 0, "loss_count": 0})");  // just after a line: its loss is the last
+  EXPECT_TRUE(contains(bhyt({"report", run, "--out", page}).out, "a  step 16  loss 3.0000"));
+  for (const char* odd : {R"({"step": "x"})", R"({"step": 5, "loss_sum": 15, "loss_count": 6})", "7"}) {
+    save(odd);
+    EXPECT_TRUE(contains(bhyt({"report", run, "--out", page}).out, "a  step 10  loss 3.0000")) << odd;
+  }
+}
+
+TEST(ReportCommand, ReplacesReportsAndNothingElse) {
+  const TempFolder tmp;
+  const std::string run = write_run(tmp.path / "a", 3, ""), mine = (tmp.path / "mine.html").string();
+  std::ofstream(mine) << "<!doctype html>\n<title>mine</title>";
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(bhyt({"report", run}).code, 0);
+  const Outcome refused = bhyt({"report", run, "--out", mine});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_EQ(refused.err, "error: " + mine + " already exists; --force replaces it, another --out keeps it\n");
+  EXPECT_TRUE(contains(read_text(mine), "mine</title>"));
+  EXPECT_EQ(bhyt({"report", run, "--out", mine, "--force"}).code, 0);
+  EXPECT_EQ(bhyt({"report", run, "--out", mine}).code, 0);
+}
+
 }  // namespace
 }  // namespace bhyt::test

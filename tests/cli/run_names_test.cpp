@@ -127,7 +127,6 @@ TEST_F(RunNames, InfoVerifiesEveryCheckpoint) {
   damage("run/checkpoint-4/model.safetensors");
   fs::remove(at("run/checkpoint-8/optimizer.safetensors"));
   fs::remove(at("run/checkpoint-12/config.json"));
-  EXPECT_EQ(bhyt({"info", at("run")}).code, 0);
   const Outcome out = bhyt({"info", at("run"), "--verify", "--json"});
   EXPECT_EQ(out.code, 1);
   const std::string problems = Json::parse(out.out)["integrity"].dump();
@@ -152,6 +151,90 @@ TEST_F(RunNames, InfoNeedsNoMetrics) {
   EXPECT_NE(run["notes"].dump().find("metrics.jsonl is missing"), std::string::npos) << run["notes"];
   damage("run/checkpoint-4/model.safetensors");
   EXPECT_EQ(bhyt({"info", at("run"), "--verify"}).code, 1);
+}
+
+// Sizes are compared without reading; the manifest speaks before what it lists is parsed.
+TEST_F(RunNames, InfoComparesWithTheManifestFirst) {
+  const auto problems = [](const std::string& path, const Words& more = {}) {
+    Words words{"info", path, "--json"};
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome out = bhyt(words);
+    const Json integrity = Json::parse(out.out)["integrity"];
+    EXPECT_EQ(out.code, integrity == "ok" ? 0 : 1) << out.err;
+    return integrity;
+  };
+  EXPECT_EQ(problems(at("run")), "ok");
+  EXPECT_EQ(problems(at("run/checkpoint-8")), "ok");
+  const auto bytes = std::to_string(fs::file_size(at("run/checkpoint-8/optimizer.safetensors")));
+  fs::resize_file(at("run/checkpoint-8/optimizer.safetensors"), 0);
+  const std::string wrong = "optimizer.safetensors has 0 bytes instead of " + bytes;
+  EXPECT_EQ(problems(at("run")), Json{"checkpoint-8: " + wrong});
+  EXPECT_EQ(problems(at("run/checkpoint-8")), Json{wrong});
+  for (const char* file : {"config.json", "tokenizer.json"}) {
+    damage(std::string("run/checkpoint-12/") + file);  // its last byte: no JSON any more
+    const std::string damaged = std::string(file) + " is damaged (its checksum differs)";
+    EXPECT_EQ(problems(at("run/checkpoint-12"), {"--verify"}), Json{damaged});
+    fs::remove_all(at("run/checkpoint-12"));
+    fs::copy(at("trained/checkpoint-12"), at("run/checkpoint-12"));
+  }
+}
+
+TEST_F(RunNames, WhereEveryCheckpointIsDamagedTheWayOutIsNamed) {
+  for (const char* step : {"4", "8", "12"}) damage(std::string("run/checkpoint-") + step + "/model.safetensors");
+  const Outcome none = bhyt(readers(at("run"))[0]);
+  EXPECT_EQ(none.code, 1);
+  EXPECT_NE(none.err.find("no checkpoint of this run can be used (--no-verify takes a damaged one all the same):"), std::string::npos)
+      << none.err;
+}
+
+TEST_F(RunNames, StandForTheirTokenizer) {
+  const auto encode = [](const std::string& tokenizer) { return bhyt({"tokenizer", "encode", "--tokenizer", tokenizer}, "sheep"); };
+  const std::string ids = encode("bytes").out;
+  EXPECT_EQ(encode(at("run/checkpoint-12")).out, ids);
+  EXPECT_EQ(encode(at("run")).out, ids);
+  damage("run/checkpoint-12/tokenizer.json");
+  const Outcome of_run = encode(at("run"));
+  EXPECT_EQ(of_run.out, ids);
+  EXPECT_NE(of_run.err.find("taking the tokenizer of its newest checkpoint, checkpoint-8"), std::string::npos) << of_run.err;
+  for (const char* named : {"run/checkpoint-12", "run/checkpoint-12/tokenizer.json"}) {
+    const Outcome damaged = encode(at(named));
+    EXPECT_EQ(damaged.code, 1);
+    EXPECT_EQ(damaged.err,
+              "error: [tokenizer] " + at("run/checkpoint-12") +
+                  ": tokenizer.json is damaged (its checksum differs). After a change that was meant, remove its manifest.json\n");
+  }
+  const Outcome packed = bhyt({"data", "pack", "--force", "--out", at("a.tok"), "--tokenizer", at("run"), at("text.txt")});
+  EXPECT_EQ(packed.code, 0) << packed.err;
+  Words start = readers(at("run/checkpoint-8"))[3];
+  start.push_back("data.tokenizer=" + at("run"));
+  clear_outputs();
+  const Outcome started = bhyt(start);
+  EXPECT_EQ(started.code, 0) << started.err;
+  // A run that goes on passes over the same checkpoint.
+  const Outcome on = bhyt({"pretrain", "run.dir=" + at("run"), "resume=auto", "data.tokenizer=auto", "train.steps=13"});
+  EXPECT_EQ(on.code, 0) << on.err;
+  EXPECT_NE(on.err.find("going on after step 8"), std::string::npos) << on.err;
+  for (const char* step : {"4", "8"}) fs::remove(at("run/checkpoint-") + step + "/tokenizer.json");
+  fs::remove_all(at("run/checkpoint-13"));
+  damage("run/checkpoint-12/tokenizer.json");
+  const Outcome none = encode(at("run"));
+  EXPECT_EQ(none.code, 1);
+  EXPECT_NE(none.err.find("no checkpoint of this run has a tokenizer that can be used"), std::string::npos) << none.err;
+}
+
+// An outcome of forward is written again without a word; anything else is a user's.
+TEST_F(RunNames, ForwardReplacesItsOwnOutcomeOnly) {
+  write_tokens();
+  Words words = readers(at("run"))[2];
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(bhyt(words).code, 0);
+  const std::string weights = at("run/checkpoint-4/model.safetensors"), before = read_text(weights);
+  words.back() = weights;
+  const Outcome refused = bhyt(words);
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_NE(refused.err.find(weights + " already exists; --force replaces it"), std::string::npos) << refused.err;
+  EXPECT_EQ(read_text(weights), before);
+  words.emplace_back("--force");
+  EXPECT_EQ(bhyt(words).code, 0);
 }
 
 TEST_F(RunNames, ARunGoesOnByItsOwnConfig) {

@@ -308,8 +308,8 @@ TEST(Shard, ConvertsThereAndBack) {
            .fingerprint = 0x8123456789ABCDEF,
            .kind = "a kind of mine"});
     const TokenFormat format = vocab == 257 ? TokenFormat::llmc_gpt2 : TokenFormat::llmc_llama3;
-    EXPECT_EQ(convert_tokens(dir / "a.tok", dir / "a.bin", format), std::vector{dir / "a.bin"});
-    convert_tokens(dir / "a.bin", dir / "b.tok", TokenFormat::bhyt);
+    EXPECT_EQ(convert_tokens(dir / "a.tok", dir / "a.bin", format, 0, true), std::vector{dir / "a.bin"});
+    convert_tokens(dir / "a.bin", dir / "b.tok", TokenFormat::bhyt, 0, true);
     EXPECT_EQ(read_file(dir / "b.tok"), read_file(dir / "a.tok"));
   }
   EXPECT_HAS(message_of([&] { convert_tokens(dir / "a.tok", dir / "c.bin", TokenFormat::llmc_gpt2); }), "does not fit");

@@ -193,6 +193,22 @@ TEST(About, RunJsonOrANote) {
   EXPECT_TRUE(json.notes.empty());
 }
 
+TEST(Standing, IsTheNewerOfMetricsAndCheckpoint) {
+  report::Run r = metrics_of("{\"step\":10,\"loss\":3,\"tokens\":100}\n{\"step\":20,\"loss\":null,\"tokens\":200}\n");
+  EXPECT_EQ(r.standing().step, 20);
+  EXPECT_EQ(r.standing().loss, 3);
+  EXPECT_EQ(r.standing().loss_step, 10);
+  EXPECT_EQ(r.standing().tokens, 200);
+  r.saved = Standing{.step = 25, .loss_step = 25, .loss = 2, .tokens = 250};
+  EXPECT_EQ(r.standing().step, 25);
+  EXPECT_EQ(r.standing().loss, 2);
+  EXPECT_EQ(r.standing().loss_step, 25);
+  EXPECT_EQ(r.standing().tokens, 250);
+  r.saved->step = 15;  // the run went on and left only an old one
+  EXPECT_EQ(r.standing().step, 20);
+  EXPECT_EQ(r.standing().loss, 3);
+}
+
 TEST(Runs, AFolderOfRunsIsTakenWhole) {
   const fake::Folder folder;
   fake::run(folder, "b", {.steps = 4});

@@ -395,6 +395,38 @@ TEST(Data, ADamagedOrUnwritableCacheStopsNoRun) {
   unsetenv("BHYT_CACHE");
 }
 
+// What is damaged inside is the packed copy, not the text.
+TEST(Data, ADamagedTokenOfACachedPackNamesTheCopy) {
+  const Folder tmp;
+  setenv("BHYT_CACHE", (tmp / "cache").c_str(), 1);
+  write_synced(tmp / "a.txt", repeating_text());
+  const Words words = small_run(tmp, "a") + Words{"data.train=" + tmp / "a.txt", "data.valid=null", "train.steps=1"};
+  train(words);
+  const fs::path file = tmp.path / "cache" / files_in(tmp.path / "cache").at(0);
+  std::string bytes = read_text(file);
+  for (std::size_t i = 129; i < bytes.size() / 2; i += 2) bytes[i] = 5;  // the upper bytes of the first half
+  write_synced(file, bytes);
+  const std::string message = error_of(words + Words{"run.dir=" + tmp / "b", "train.steps=20"});
+  says(message, file.string() + " (packed from " + tmp / "a.txt" + "; delete it, and it is made again): token ");
+  unsetenv("BHYT_CACHE");
+}
+
+// The model's vocabulary is the checkpoint's: it is the data that does not fit.
+TEST(Data, ALargerVocabularyThanTheCheckpointsNamesTheData) {
+  const Folder tmp;
+  train(small_run(tmp, "a") + Words{"train.steps=1"});
+  write_language(tmp / "large.tok", 3000, 3, {.vocab = 100, .end_of_text = 0});
+  const std::string init = tmp / "a/checkpoint-1";
+  const Words on = {"model.init=" + init, "data.seq_len=32", "train.batch=2", "train.steps=1", "run.dir=" + tmp / "b", "threads=1"};
+  EXPECT_EQ(error_of(on + Words{"data.train=" + tmp / "large.tok"}),
+            fmt::format("{} has a vocabulary of 100 tokens, the model that starts from {} one of 61: they do not belong together",
+                        tmp / "large.tok", init));
+  EXPECT_EQ(error_of(on + Words{"data.train=" + tmp / "train.tok", "data.tokenizer=bytes"}),
+            fmt::format("data.tokenizer bytes has a vocabulary of 257 tokens, the model that starts from {} one of 61: they do not belong "
+                        "together",
+                        init));
+}
+
 // A token beyond the vocabulary, met in the middle of a run: the steps before it are not lost.
 TEST(Data, ADamagedFileEndsARunThatIsSaved) {
   const Folder tmp;
