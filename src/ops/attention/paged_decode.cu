@@ -13,13 +13,15 @@ namespace {
 using namespace flash;
 
 constexpr int kStages = 2, kRows = 16, kNT = kPage / 8;
+template <int D>
+constexpr int kTakers = 512 / D;   // warps of a block
 constexpr float kLowest = -3e38f;  // below any score, and finite: less itself it is zero
 constexpr int kMostSplits = 32;
 
 template <int D>
 constexpr int kPageBytes = 2 * tile_bytes<D>(kPage);  // keys and values
 template <int D>
-constexpr int kShared = tile_bytes<D>(kRows) + kWarps * kStages * kPageBytes<D>;
+constexpr int kShared = tile_bytes<D>(kRows) + kTakers<D> * kStages * kPageBytes<D>;
 
 // Begins to copy a page's keys and values of one head into a warp's tiles; zeros for positions from `end` on.
 template <int D>
@@ -72,7 +74,7 @@ constexpr int kPart = D + 2;
 template <int D>
 __device__ __forceinline__ void join(const float* from, int n, int stride, int between, int rows, float c, float* to, int to_between,
                                      bf16* out) {
-  for (int i = threadIdx.x; i < rows * D; i += kThreads) {
+  for (int i = threadIdx.x; i < rows * D; i += blockDim.x) {
     const int row = i / D, column = i % D;
     const float* part = from + row * between;
     float base = kLowest, sum = 0, o = 0;
@@ -93,20 +95,12 @@ __device__ __forceinline__ void join(const float* from, int n, int stride, int b
 }
 
 template <int D>
-__global__ void __launch_bounds__(kThreads) decode_kernel(const PagedCall a, int first, float* parts, unsigned* counters) {
+__global__ void __launch_bounds__(32 * kTakers<D>) decode_kernel(const PagedCall a, int first, float* parts, unsigned* counters) {
   extern __shared__ __align__(256) char shared[];
   const int h = blockIdx.x, row = first + static_cast<int>(blockIdx.y), splits = gridDim.z, split = blockIdx.z;
   const int group = a.heads / a.kv_heads, warp = warp_index();
   const unsigned q_tile = shared_address(shared), own = q_tile + tile_bytes<D>(kRows) + warp * (kStages * kPageBytes<D>);
   let_next_begin();
-  wait_for_previous();
-  // Row r of the product is query head h·group + r.
-  for (int i = threadIdx.x; i < kRows * (D / 8); i += kThreads) {
-    const int r = i / (D / 8), chunk = i % (D / 8);
-    const bf16* from = a.q + row * a.ldq + (static_cast<std::int64_t>(h) * group + (r < group ? r : 0)) * D + chunk * 8;
-    copy_async16(q_tile + place<D>(r, chunk), from, r < group);
-  }
-  copy_commit();
   const int seen = a.at.positions[row] + 1, pages = (seen + kPage - 1) / kPage;
   const std::int32_t* const table = a.at.pages_of(row);
   const std::int64_t value_at = static_cast<std::int64_t>(a.kv_heads) * D;
@@ -115,17 +109,27 @@ __global__ void __launch_bounds__(kThreads) decode_kernel(const PagedCall a, int
       load_page<D>(own + stage * kPageBytes<D>,
                    a.pages + static_cast<std::int64_t>(table[page]) * kPage * a.ld + static_cast<std::int64_t>(h) * D, a.ld, value_at,
                    seen - page * kPage);
-    copy_commit();
   };
-  const int start = split * kWarps + warp, stride = splits * kWarps;
-  begin_page(start, 0);
-  copy_wait<1>();
+  // Only the last page holds something that an earlier kernel of this step wrote.
+  const int start = split * kTakers<D> + warp, stride = splits * kTakers<D>;
+  if (start < pages - 1) begin_page(start, 0);
+  wait_for_previous();
+  if (start == pages - 1) begin_page(start, 0);
+  // Row r of the product is query head h·group + r.
+  for (int i = threadIdx.x; i < kRows * (D / 8); i += blockDim.x) {
+    const int r = i / (D / 8), chunk = i % (D / 8);
+    const bf16* from = a.q + row * a.ldq + (static_cast<std::int64_t>(h) * group + (r < group ? r : 0)) * D + chunk * 8;
+    copy_async16(q_tile + place<D>(r, chunk), from, r < group);
+  }
+  copy_commit();
+  copy_wait<0>();
   __syncthreads();
   const HeldRows<D, 1> left(Rows<D, 1>{q_tile});
   Running<D> run;
   const float c = a.scale * kLog2e;
   for (int page = start, stage = 0; page < pages; page += stride, stage ^= 1) {
     begin_page(page + stride, stage ^ 1);
+    copy_commit();
     copy_wait<1>();
     __syncwarp();
     const unsigned tile = own + stage * kPageBytes<D>;
@@ -162,8 +166,8 @@ __global__ void __launch_bounds__(kThreads) decode_kernel(const PagedCall a, int
   __syncthreads();
   bf16* const out = a.out + row * a.ldo + static_cast<std::int64_t>(h) * group * D;
   float* const own_parts = parts + ((static_cast<std::int64_t>(row - first) * a.kv_heads + h) * splits) * group * kPart<D>;
-  join<D>(warps, kWarps, kRows * kPart<D>, kPart<D>, group, c, own_parts + static_cast<std::int64_t>(split) * group * kPart<D>, kPart<D>,
-          splits == 1 ? out : nullptr);
+  join<D>(warps, kTakers<D>, kRows * kPart<D>, kPart<D>, group, c, own_parts + static_cast<std::int64_t>(split) * group * kPart<D>,
+          kPart<D>, splits == 1 ? out : nullptr);
   if (splits == 1) return;
   __shared__ bool last;
   __threadfence();
@@ -184,10 +188,11 @@ struct Counters {
   Buffer memory;
 };
 
-// Into how many blocks the keys of a row and head are split: enough to fill the GPU, none with less than a page for each warp.
-int splits_for(Context& ctx, int blocks, std::int64_t longest) {
-  const std::int64_t by_length = (longest + kPage * kWarps - 1) / (kPage * kWarps),
-                     by_room = 2 * multiprocessors(ctx) / std::max(blocks, 1);
+// Into how many blocks the keys of a row and head are split: enough to fill the GPU, but only long ones, for putting the
+// results together takes time.
+int splits_for(Context& ctx, int blocks, std::int64_t longest, int warps) {
+  constexpr std::int64_t kEnough = 3;  // pages for each warp
+  const std::int64_t by_length = longest / (kEnough * kPage * warps), by_room = 2 * multiprocessors(ctx) / std::max(blocks, 1);
   return static_cast<int>(std::clamp<std::int64_t>(std::min(by_length, by_room), 1, kMostSplits));
 }
 
@@ -195,7 +200,7 @@ int splits_for(Context& ctx, int blocks, std::int64_t longest) {
 
 void attention_paged_decode(Context& ctx, const PagedCall& call, int first, int n, std::int64_t longest, int head_dim) {
   const int blocks = n * call.kv_heads;
-  const int splits = static_cast<std::size_t>(blocks) <= Counters::kMost ? splits_for(ctx, blocks, longest) : 1;
+  const int splits = static_cast<std::size_t>(blocks) <= Counters::kMost ? splits_for(ctx, blocks, longest, 512 / head_dim) : 1;
   float* parts = nullptr;
   unsigned* counters = nullptr;
   if (splits > 1) {
@@ -205,9 +210,9 @@ void attention_paged_decode(Context& ctx, const PagedCall& call, int first, int 
   }
   const dim3 grid(static_cast<unsigned>(call.kv_heads), static_cast<unsigned>(n), static_cast<unsigned>(splits));
   if (head_dim == 64)
-    launch_early(ctx, decode_kernel<64>, grid, kThreads, kShared<64>, call, first, parts, counters);
+    launch_early(ctx, decode_kernel<64>, grid, 32 * kTakers<64>, kShared<64>, call, first, parts, counters);
   else
-    launch_early(ctx, decode_kernel<128>, grid, kThreads, kShared<128>, call, first, parts, counters);
+    launch_early(ctx, decode_kernel<128>, grid, 32 * kTakers<128>, kShared<128>, call, first, parts, counters);
   check_launch("attention_paged");
 }
 

@@ -117,8 +117,10 @@ struct LogitsOut {
   }
 };
 
+constexpr int kNear = 2;  // tiles whose weights a block asks for ahead of those it fetches
+
 // Where a lane's next weights lie: tile after tile of its block, step after step of its warp's eighth of the columns.
-template <class Out>
+template <bool Raw, class Out>
 struct Source {
   const bf16* w;
   std::int64_t ld;
@@ -128,7 +130,15 @@ struct Source {
 
   __device__ __forceinline__ Source(const bf16* matrix, std::int64_t between, int count, int in_tile, const Out& to)
       : w(matrix), ld(between), tile(blockIdx.x), tiles(count), steps(in_tile), out(to) {
+    for (int i = 0; i < kNear; ++i) bring(tile + i * static_cast<int>(gridDim.x));
     point();
+  }
+  // A tile's rows to the cache: its threads ask for one each.
+  __device__ __forceinline__ void bring(int which) const {
+    if (which >= tiles || threadIdx.x >= kTile) return;
+    const TileRows rows = out.rows(which);
+    const int i = threadIdx.x;
+    bring_near(w + (i < 8 ? rows.low + i : rows.high + i - 8) * ld, steps * kSlice * static_cast<int>(sizeof(bf16)));
   }
   __device__ __forceinline__ void point() {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -137,48 +147,84 @@ struct Source {
     low = w + (rows.low + lane / 4) * ld + column;
     high = w + (rows.high + lane / 4) * ld + column;
   }
-  __device__ __forceinline__ void fetch(const Ring& ring, int stage) {
-    ring.fetch(stage, low, high, tile < tiles);
+  __device__ __forceinline__ void fetch(const Ring<Raw>& ring, int stage) {
+    if (tile >= tiles) return;
+    fetch16(ring.chunk(stage, 0), low);
+    fetch16(ring.chunk(stage, 1), high);
     low += kStep;
     high += kStep;
     if (++step < steps) return;
     step = 0;
     tile += gridDim.x;
-    if (tile < tiles) point();
+    if (tile >= tiles) return;
+    bring(tile + (kNear - 1) * static_cast<int>(gridDim.x));
+    point();
+  }
+};
+
+// A lane's columns of x: those that come as they are pass through the ring, others lie in shared memory.
+template <bool Raw>
+struct Columns {
+  const bf16* own;
+  bool live;
+  int steps, step = 0;
+
+  __device__ __forceinline__ void fetch(const Ring<Raw>& ring, int stage) {
+    if constexpr (Raw) {
+      if (live) fetch16(ring.chunk(stage, 2), own + step * kStep);
+      if (++step == steps) step = 0;
+    }
+  }
+  __device__ __forceinline__ uint4 read(const Ring<Raw>& ring, int stage, int s) const {
+    if (!live) return make_uint4(0, 0, 0, 0);
+    if constexpr (Raw) return read16(ring.chunk(stage, 2));
+    return *reinterpret_cast<const uint4*>(own + s * kStep);
   }
 };
 
 // Tiles of w belong to blocks in turns, `round` of them before their sums over the warps are made; a warp multiplies its eighth of the
 // columns.
-template <class Out>
+template <bool Raw, class Out>
 __global__ void __launch_bounds__(kThreads, 2)
     product_kernel(const In in, const bf16* w, std::int64_t ldw, int tiles, int round, const Out out) {
   extern __shared__ __align__(16) char memory[];
   __shared__ float places[kWarps], scales[kRows];
-  bf16* const x = reinterpret_cast<bf16*>(memory + kRingBytes);
+  bf16* const x = reinterpret_cast<bf16*>(memory + Ring<Raw>::kBytes);
   const int ldx = in.columns + kPad, lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = gridDim.x, steps = in.columns / kSlice;
-  auto* const partial = reinterpret_cast<float4*>(x + static_cast<std::size_t>(in.rows) * ldx);
+  auto* const partial = reinterpret_cast<float4*>(x + (Raw ? 0 : static_cast<std::size_t>(in.rows) * ldx));
+  const Ring<Raw> ring(memory);
+  Source<Raw, Out> source(w, ldw, tiles, steps, out);
   let_next_begin();
-  const Ring ring(memory);
-  Source<Out> source(w, ldw, tiles, steps, out);
 #pragma unroll
-  for (int i = 0; i < kStages; ++i) source.fetch(ring, i);
+  for (int i = 0; i < kStages; ++i) {
+    source.fetch(ring, i);
+    close_group();
+  }
   wait_for_previous();
-  take_rows(in, x, scales, places);
+  const std::int64_t at = static_cast<std::int64_t>(warp) * steps * kStep + lane % 4 * 8;
+  Columns<Raw> columns{(Raw ? in.x + lane / 4 * in.ld : x + lane / 4 * ldx) + at, lane / 4 < in.rows, steps};
+  if constexpr (Raw) {
+#pragma unroll
+    for (int i = 0; i < kStages; ++i) {
+      columns.fetch(ring, i);
+      close_group();
+    }
+  } else {
+    take_rows(in, x, scales, places);
+  }
 
-  const bool live = lane / 4 < in.rows;
-  const bf16* const own = x + lane / 4 * ldx + warp * steps * kStep + lane % 4 * 8;
   int stage = 0;
   for (int first = blockIdx.x; first < tiles; first += round * stride) {
     for (int r = 0; r < round && first + r * stride < tiles; ++r) {
       float c[4] = {};
       for (int s = 0; s < steps; ++s, stage = (stage + 1) % kStages) {
-        ring.wait();
-        const uint4 low = ring.low(stage), high = ring.high(stage);
-        const uint4 b = live ? *reinterpret_cast<const uint4*>(own + s * kStep) : make_uint4(0, 0, 0, 0);
+        wait_for_oldest();
+        const uint4 low = read16(ring.chunk(stage, 0)), high = read16(ring.chunk(stage, 1)), b = columns.read(ring, stage, s);
         multiply(c, low.x, high.x, low.y, high.y, b.x, b.y);
         multiply(c, low.z, high.z, low.w, high.w, b.z, b.w);
         source.fetch(ring, stage);
+        columns.fetch(ring, stage);
+        close_group();
       }
       partial[(r * kWarps + warp) * 32 + lane] = make_float4(c[0], c[1], c[2], c[3]);
     }
@@ -191,9 +237,9 @@ __global__ void __launch_bounds__(kThreads, 2)
         c[0] += part.x, c[1] += part.y, c[2] += part.z, c[3] += part.w;
       }
       if (in.after) {
-        const Lane at;
+        const Lane place;
 #pragma unroll
-        for (int e = 0; e < 4; ++e) c[e] *= at.at + e % 2 < in.rows ? scales[at.at + e % 2] : 0.f;
+        for (int e = 0; e < 4; ++e) c[e] *= place.at + e % 2 < in.rows ? scales[place.at + e % 2] : 0.f;
       }
       out.store(tile, c, in.rows);
     }
@@ -224,13 +270,22 @@ In in_of(const FewRows& r) {
   return in;
 }
 
+template <bool Raw, class Out>
+void launch(Context& ctx, const In& in, const Tensor& w, int tiles, const Out& out) {
+  const int blocks = std::min(tiles, multiprocessors(ctx)), round = std::min(kWarps, (tiles + blocks - 1) / blocks);
+  const std::size_t rows = Raw ? 0 : static_cast<std::size_t>(in.rows) * static_cast<std::size_t>(in.columns + kPad) * sizeof(bf16);
+  const std::size_t bytes = Ring<Raw>::kBytes + rows + static_cast<std::size_t>(round) * kWarps * 32 * sizeof(float4);
+  launch_early(ctx, product_kernel<Raw, Out>, dim3(static_cast<unsigned>(blocks)), kThreads, bytes, in, w.as<bf16>(), w.ld, tiles, round,
+               out);
+}
+
 template <class Out>
 void product(Context& ctx, const char* name, const FewRows& rows, const Tensor& w, int tiles, const Out& out) {
   const In in = in_of(rows);
-  const int blocks = std::min(tiles, multiprocessors(ctx)), round = std::min(kWarps, (tiles + blocks - 1) / blocks);
-  const std::size_t bytes = kRingBytes + static_cast<std::size_t>(in.rows) * static_cast<std::size_t>(in.columns + kPad) * sizeof(bf16) +
-                            static_cast<std::size_t>(round) * kWarps * 32 * sizeof(float4);
-  launch_early(ctx, product_kernel<Out>, dim3(static_cast<unsigned>(blocks)), kThreads, bytes, in, w.as<bf16>(), w.ld, tiles, round, out);
+  if (in.normed)
+    launch<false>(ctx, in, w, tiles, out);
+  else
+    launch<true>(ctx, in, w, tiles, out);
   check_launch(name);
 }
 

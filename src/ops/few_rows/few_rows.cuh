@@ -27,36 +27,38 @@ struct TileRows {
   std::int64_t low, high;
 };
 
-// A warp's share of the weights of tile after tile, on its way through shared memory: kStages steps are under way. Every lane reads what
-// it has fetched itself, so that nobody waits for anybody.
-constexpr int kStages = 8, kStageBytes = 2 * 32 * 16, kRingBytes = kWarps * kStages * kStageBytes;
+// What a warp multiplies, on its way through shared memory: kStages steps are under way, each with two rows of weights for a lane and, of
+// rows that come as they are, its columns of x. Every lane reads what it has fetched itself, so that nobody waits for anybody.
+constexpr int kStages = 8;
 
+__device__ __forceinline__ void fetch16(unsigned to, const bf16* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ uint4 read16(unsigned at) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
+  return v;
+}
+__device__ __forceinline__ void close_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until all but the last kStages − 1 groups are there.
+__device__ __forceinline__ void wait_for_oldest() { asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 1) : "memory"); }
+
+// Asks for some bytes to be brought to the L2 cache.
+__device__ __forceinline__ void bring_near(const void* from, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#endif
+}
+
+template <bool Raw>
 struct Ring {
+  static constexpr int kChunks = Raw ? 3 : 2, kStageBytes = kChunks * 512, kBytes = kWarps * kStages * kStageBytes;
   unsigned place;  // of this lane, in shared memory
 
   __device__ __forceinline__ explicit Ring(const void* memory)
       : place(static_cast<unsigned>(__cvta_generic_to_shared(memory)) + threadIdx.x / 32 * (kStages * kStageBytes) +
               threadIdx.x % 32 * 16) {}
-  // Begins to fetch what follows `low` and `high` into a stage; without `real` the stage stays as it is, and counts all the same.
-  __device__ __forceinline__ void fetch(int stage, const bf16* low, const bf16* high, bool real) const {
-    if (real) {
-      const unsigned to = place + stage * kStageBytes;
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(low) : "memory");
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 512), "l"(high) : "memory");
-    }
-    asm volatile("cp.async.commit_group;" ::: "memory");
-  }
-  // Until the oldest of the stages under way is there.
-  __device__ __forceinline__ void wait() const { asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 1) : "memory"); }
-  __device__ __forceinline__ uint4 low(int stage) const { return read(place + stage * kStageBytes); }
-  __device__ __forceinline__ uint4 high(int stage) const { return read(place + stage * kStageBytes + 512); }
-
- private:
-  static __device__ __forceinline__ uint4 read(unsigned at) {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
-    return v;
-  }
+  __device__ __forceinline__ unsigned chunk(int stage, int i) const { return place + stage * kStageBytes + i * 512; }
 };
 
 // A site and a call of it as the kernels need them.
