@@ -117,8 +117,6 @@ struct LogitsOut {
   }
 };
 
-constexpr int kNear = 2;  // tiles whose weights a block asks for ahead of those it fetches
-
 // Where a lane's next weights lie: tile after tile of its block, step after step of its warp's eighth of the columns.
 template <bool Raw, class Out>
 struct Source {
@@ -130,15 +128,7 @@ struct Source {
 
   __device__ __forceinline__ Source(const bf16* matrix, std::int64_t between, int count, int in_tile, const Out& to)
       : w(matrix), ld(between), tile(blockIdx.x), tiles(count), steps(in_tile), out(to) {
-    for (int i = 0; i < kNear; ++i) bring(tile + i * static_cast<int>(gridDim.x));
     point();
-  }
-  // A tile's rows to the cache: its threads ask for one each.
-  __device__ __forceinline__ void bring(int which) const {
-    if (which >= tiles || threadIdx.x >= kTile) return;
-    const TileRows rows = out.rows(which);
-    const int i = threadIdx.x;
-    bring_near(w + (i < 8 ? rows.low + i : rows.high + i - 8) * ld, steps * kSlice * static_cast<int>(sizeof(bf16)));
   }
   __device__ __forceinline__ void point() {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -149,15 +139,14 @@ struct Source {
   }
   __device__ __forceinline__ void fetch(const Ring<Raw>& ring, int stage) {
     if (tile >= tiles) return;
-    fetch16(ring.chunk(stage, 0), low);
-    fetch16(ring.chunk(stage, 1), high);
+    fetch16_of_256(ring.chunk(stage, 0), low);
+    fetch16_of_256(ring.chunk(stage, 1), high);
     low += kStep;
     high += kStep;
     if (++step < steps) return;
     step = 0;
     tile += gridDim.x;
     if (tile >= tiles) return;
-    bring(tile + (kNear - 1) * static_cast<int>(gridDim.x));
     point();
   }
 };
@@ -183,8 +172,8 @@ struct Columns {
 };
 
 // Tiles of w belong to blocks in turns, `round` of them before their sums over the warps are made; a warp multiplies its eighth of the
-// columns.
-template <bool Raw, class Out>
+// columns. Steps are asked for in batches, so that memory gives long pieces of few rows at a time.
+template <bool Raw, int Batch, class Out>
 __global__ void __launch_bounds__(kThreads, 2)
     product_kernel(const In in, const bf16* w, std::int64_t ldw, int tiles, int round, const Out out) {
   extern __shared__ __align__(16) char memory[];
@@ -198,7 +187,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
   for (int i = 0; i < kStages; ++i) {
     source.fetch(ring, i);
-    close_group();
+    if (i % Batch == Batch - 1) close_group();
   }
   wait_for_previous();
   const std::int64_t at = static_cast<std::int64_t>(warp) * steps * kStep + lane % 4 * 8;
@@ -207,7 +196,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
     for (int i = 0; i < kStages; ++i) {
       columns.fetch(ring, i);
-      close_group();
+      if (i % Batch == Batch - 1) close_group();
     }
   } else {
     take_rows(in, x, scales, places);
@@ -217,13 +206,20 @@ __global__ void __launch_bounds__(kThreads, 2)
   for (int first = blockIdx.x; first < tiles; first += round * stride) {
     for (int r = 0; r < round && first + r * stride < tiles; ++r) {
       float c[4] = {};
-      for (int s = 0; s < steps; ++s, stage = (stage + 1) % kStages) {
-        wait_for_oldest();
-        const uint4 low = read16(ring.chunk(stage, 0)), high = read16(ring.chunk(stage, 1)), b = columns.read(ring, stage, s);
-        multiply(c, low.x, high.x, low.y, high.y, b.x, b.y);
-        multiply(c, low.z, high.z, low.w, high.w, b.z, b.w);
-        source.fetch(ring, stage);
-        columns.fetch(ring, stage);
+      for (int s = 0; s < steps; s += Batch, stage = stage + Batch == kStages ? 0 : stage + Batch) {
+        wait_for_groups<kStages / Batch - 1>();
+#pragma unroll
+        for (int i = 0; i < Batch; ++i) {
+          const uint4 low = read16(ring.chunk(stage + i, 0)), high = read16(ring.chunk(stage + i, 1));
+          const uint4 b = columns.read(ring, stage + i, s + i);
+          multiply(c, low.x, high.x, low.y, high.y, b.x, b.y);
+          multiply(c, low.z, high.z, low.w, high.w, b.z, b.w);
+        }
+#pragma unroll
+        for (int i = 0; i < Batch; ++i) {
+          source.fetch(ring, stage + i);
+          columns.fetch(ring, stage + i);
+        }
         close_group();
       }
       partial[(r * kWarps + warp) * 32 + lane] = make_float4(c[0], c[1], c[2], c[3]);
@@ -275,8 +271,8 @@ void launch(Context& ctx, const In& in, const Tensor& w, int tiles, const Out& o
   const int blocks = std::min(tiles, multiprocessors(ctx)), round = std::min(kWarps, (tiles + blocks - 1) / blocks);
   const std::size_t rows = Raw ? 0 : static_cast<std::size_t>(in.rows) * static_cast<std::size_t>(in.columns + kPad) * sizeof(bf16);
   const std::size_t bytes = Ring<Raw>::kBytes + rows + static_cast<std::size_t>(round) * kWarps * 32 * sizeof(float4);
-  launch_early(ctx, product_kernel<Raw, Out>, dim3(static_cast<unsigned>(blocks)), kThreads, bytes, in, w.as<bf16>(), w.ld, tiles, round,
-               out);
+  const auto kernel = in.columns % (4 * kSlice) == 0 ? product_kernel<Raw, 4, Out> : product_kernel<Raw, 1, Out>;
+  launch_early(ctx, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, bytes, in, w.as<bf16>(), w.ld, tiles, round, out);
 }
 
 template <class Out>

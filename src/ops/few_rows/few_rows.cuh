@@ -27,12 +27,16 @@ struct TileRows {
   std::int64_t low, high;
 };
 
-// What a warp multiplies, on its way through shared memory: kStages steps are under way, each with two rows of weights for a lane and, of
-// rows that come as they are, its columns of x. Every lane reads what it has fetched itself, so that nobody waits for anybody.
-constexpr int kStages = 8;
+// What a warp multiplies, on its way through shared memory: up to kStages steps are under way, each with two rows of weights for a lane
+// and, of rows that come as they are, its columns of x. Every lane reads what it has fetched itself, so that nobody waits for anybody.
+constexpr int kStages = 12;
 
 __device__ __forceinline__ void fetch16(unsigned to, const bf16* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+// The same, and what follows up to 256 bytes comes near: the next steps ask for it.
+__device__ __forceinline__ void fetch16_of_256(unsigned to, const bf16* from) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 __device__ __forceinline__ uint4 read16(unsigned at) {
   uint4 v;
@@ -40,14 +44,10 @@ __device__ __forceinline__ uint4 read16(unsigned at) {
   return v;
 }
 __device__ __forceinline__ void close_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until all but the last kStages − 1 groups are there.
-__device__ __forceinline__ void wait_for_oldest() { asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 1) : "memory"); }
-
-// Asks for some bytes to be brought to the L2 cache.
-__device__ __forceinline__ void bring_near(const void* from, int bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-#endif
+// Until at most `Left` of this thread's groups are under way.
+template <int Left>
+__device__ __forceinline__ void wait_for_groups() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory");
 }
 
 template <bool Raw>
