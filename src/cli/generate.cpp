@@ -93,16 +93,13 @@ std::vector<Request> make_requests(const Job& job) {
 
 // Pages for all requests at once where there is memory for that.
 std::int64_t pages_for(const Job& job, const std::vector<Request>& requests) {
-  if (job.options.kv_memory > 0) {
-    const auto page = static_cast<std::int64_t>(KvPages::page_bytes(job.model.config(), job.model.type()));
-    check_usage(job.options.kv_memory >= page, "--kv-memory {} is less than a page of keys and values, which takes {} bytes",
-                job.options.kv_memory, page);
-    return job.options.kv_memory / page;
-  }
-  const std::int64_t most = affordable_pages(job.model);
+  const auto page = static_cast<std::int64_t>(KvPages::page_bytes(job.model.config(), job.model.type()));
+  const std::int64_t given = job.options.kv_memory;
+  check_usage(given == 0 || given >= page, "--kv-memory {} is less than a page of keys and values, which takes {} bytes", given, page);
+  const std::int64_t most = given > 0 ? given / page : affordable_pages(job.model);
   std::int64_t pages = 0;
-  for (const Request& r : requests) pages += std::min(most, KvPages::pages_for(std::ssize(r.prompt) + r.max_tokens));
-  return std::clamp<std::int64_t>(pages, 1, most);
+  for (const Request& r : requests) pages = std::min(most, pages + std::min(most, KvPages::pages_for(std::ssize(r.prompt) + r.max_tokens)));
+  return std::max<std::int64_t>(pages, 1);
 }
 
 std::vector<Answer> submit(Engine& engine, const Job& job, std::vector<Request> requests) {
@@ -214,7 +211,8 @@ void add_options(CLI::App& app, Options& o) {
   app.add_flag("--ignore-eos", o.ignore_eos, "go on after the end-of-text token");
   app.add_flag("--json", o.json, "one JSON object an answer: ids, text, finish_reason, times");
   app.add_flag("--logprobs", o.logprobs, "with --json: the log-probability of each new token");
-  app.add_option("--kv-memory", o.kv_memory, "bytes for keys and values (otherwise what the prompts need, as far as there is memory)")
+  app.add_option("--kv-memory", o.kv_memory,
+                 "bytes for keys and values at most (otherwise what the prompts need, as far as there is memory)")
       ->transform(count());
   app.add_option("key=value", o.words, "device=auto|cpu|cuda[:N] (auto), dtype=fp32|bf16 (fp32), threads=N");
 }

@@ -162,6 +162,8 @@ void Engine::Worker::step() {
     stepper_.give(plan);
     scheduler_.share_pages(plan);
   }
+  bhyt::check(!plan.empty() || stepper_.in_flight() > 0 || scheduler_.idle(),
+              "[generate] expected room for the oldest of {} requests, got none", scheduler_.running() + scheduler_.waiting());
   const std::int64_t may_fly = *options_.ahead && !plan.empty() ? 1 : 0;
   while (stepper_.in_flight() > may_fly) collect();
   scheduler_.remove_over();
@@ -233,11 +235,9 @@ void Engine::check(const Request& r) const {
   check_usage(r.targets.empty() || std::ssize(r.targets) == length, "expected a target for each of the {} tokens, got {}", length,
               r.targets.size());
   for (const std::int32_t id : r.targets) check_usage(id < vocab, "target {} is not below the model's vocabulary of {}", id, vocab);
-  check_usage(
-      r.max_tokens <= longest() - length,
-      "a prompt of {} tokens and {} new ones are too long: the limit is {} tokens, which is what the memory for keys and values holds "
-      "or less where a limit was set",
-      length, r.max_tokens, longest());
+  const EngineOptions& o = worker_->options();
+  check_usage(r.max_tokens <= o.length - length, "a prompt of {} tokens and {} new ones are too long: {} {} tokens", length, r.max_tokens,
+              o.length < o.pages * kPageTokens ? "the limit is" : "the memory for keys and values holds", o.length);
 }
 
 Answer Engine::submit(Request request) {

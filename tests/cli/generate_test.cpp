@@ -374,7 +374,9 @@ TEST_F(GenerateText, LivesWithTheMemoryItIsGiven) {
   EXPECT_EQ(free.size(), 6u);
   EXPECT_EQ(lines(with("80K")), free);  // four pages: about two answers at a time
   EXPECT_EQ(with("33K").code, 2);
-  EXPECT_NE(with("33K").err.find("line 2: a prompt of 25 tokens and 40 new ones are too long: the limit is 64 tokens"), std::string::npos)
+  EXPECT_NE(
+      with("33K").err.find("line 2: a prompt of 25 tokens and 40 new ones are too long: the memory for keys and values holds 64 tokens"),
+      std::string::npos)
       << with("33K").err;
   expect_usage_error({"--prompt", "a", "--kv-memory", "1000"},
                      "--kv-memory 1000 is less than a page of keys and values, which takes 16384 bytes");

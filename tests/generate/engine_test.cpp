@@ -69,6 +69,7 @@ TEST(Engine, ARequestHasTheSameBitsAloneAndAmongOthers) {
     c.d = 48, c.head_dim = 16, c.mlp = 80, c.vocab = 301;
     const auto m = make_model(ctx, c, type);
     auto requests = mixed_requests(c.vocab);
+    for (const std::int64_t n : {20, 25, 30}) requests.push_back({.prompt = draw_ids(n, 9, c.vocab), .max_tokens = 90 - n});
     for (Request& r : requests) r.logprobs = true;
     std::vector<Answered> alone;
     for (const Request& r : requests) alone.push_back(Engine(ctx, *m, {.sequences = 1}).submit(r).wait());
@@ -80,6 +81,7 @@ TEST(Engine, ARequestHasTheSameBitsAloneAndAmongOthers) {
       for (std::size_t k = 0; k < a.tokens.size(); ++k)
         EXPECT_EQ(a.tokens[k].logprob, alone[i].tokens[k].logprob) << name_of(type) << " " << i << " " << k;
     }
+    engine.wait_until_idle();
     EXPECT_GT(engine.counters().evictions, 0);
   }
 }
@@ -179,6 +181,15 @@ TEST(Engine, SamplesDependOnTheirSeedAlone) {
     EXPECT_EQ(together, alone);
     EXPECT_EQ(together[6], together[2]);
     EXPECT_EQ(std::set<Ids>(together.begin(), together.end()).size(), 6u);
+  }
+}
+
+// Where all tokens are as good as equally likely, the draws alone decide.
+TEST(Engine, EachTokenIsANewDraw) {
+  for (Context& ctx : test::contexts()) {
+    const auto m = make_model(ctx, small_config("bhyt", 2));
+    const Ids ids = Engine(ctx, *m).submit({.prompt = {1}, .max_tokens = 40, .sampling = {.temperature = 1e6}}).wait().ids();
+    EXPECT_GT(std::set(ids.begin(), ids.end()).size(), 10u);
   }
 }
 
@@ -283,7 +294,8 @@ TEST(Engine, RefusesWhatCannotBeAnswered) {
   EXPECT_TRUE(engine.submit({.prompt = {1}}).wait().tokens.empty());  // nothing asked for
   Engine small(ctx, *m, {.pages = 1});                                // less than one request
   EXPECT_EQ(small.longest(), 32);
-  EXPECT_THROW((void)small.submit({.prompt = draw_ids(30, 1, 23), .max_tokens = 3}), UsageError);
+  EXPECT_EQ(test::message_of([&] { (void)small.submit({.prompt = draw_ids(30, 1, 23), .max_tokens = 3}); }),
+            "a prompt of 30 tokens and 3 new ones are too long: the memory for keys and values holds 32 tokens");
   EXPECT_EQ(small.submit({.prompt = draw_ids(30, 1, 23), .max_tokens = 2}).wait().tokens.size(), 2u);
   EXPECT_THROW(Engine(ctx, *m, {.pages = -1}), UsageError);
 }

@@ -79,5 +79,16 @@ TEST(Embedding, RefusesWrongShapes) {
   EXPECT_THROW(embedding(on_cpu(), tokens, table, make_tensor(on_cpu(), DType::bf16, {2, 3})), Error);
 }
 
+// A token that could not be chosen is −1: whoever is fed it reads the first row instead of what lies before the table.
+TEST(Embedding, FedTokensTakeTheirPlaces) {
+  for (Context& ctx : test::contexts()) {
+    const OwnedTensor tokens = make_tensor(ctx, DType::i32, {5}, {3, -1, 2, -3, -2}), feed = make_tensor(ctx, DType::i32, {3}, {7, -1, 5});
+    take_fed(ctx, tokens, feed);
+    std::vector<std::int32_t> ids(5);
+    to_host(ctx, tokens, ids.data());
+    EXPECT_EQ(ids, (std::vector<std::int32_t>{3, 7, 2, 5, 0}));
+  }
+}
+
 }  // namespace
 }  // namespace bhyt::testing

@@ -110,14 +110,16 @@ __device__ void fill_bins(Shared& s, const Row& row, const Take& take, const Dig
 // Steps of 1/64 below the likeliest: they spread a row's values over many bins, where the first bits of a float would not.
 __device__ int coarse(float z) { return kBins - 1 - static_cast<int>(fminf(-z * 64.0f, kBins - 1.0f)); }
 
-// The largest key from which on, among keys from `from` on, the masses reach `target`; together they do.
-template <class Weigh>
-__device__ Key select(Shared& s, const Row& row, Key from, Mass target, const Weigh& weigh) {
+// The largest key from which on, among keys from `from` on, the masses reach what target_of asks for of their total.
+template <class Weigh, class Target>
+__device__ Key select(Shared& s, const Row& row, Key from, const Weigh& weigh, const Target& target_of) {
   fill_bins(
       s, row, [&](float, Key key) { return key >= from; }, [](float z, Key) { return coarse(z); }, weigh);
-  find_bin(s, target);
+  Mass total = 0;
+  for (int b = threadIdx.x; b < kBins; b += kThreads) total += s.bins[b];
+  find_bin(s, target_of(block_total(total, s.warps)));
   const int bucket = s.bin;
-  target = s.left;
+  Mass target = s.left;
   Key prefix = 0;
   for (int digit = 0; digit < kDigits; ++digit) {
     fill_bins(
@@ -140,16 +142,13 @@ __device__ Key select(Shared& s, const Row& row, Key from, Mass target, const We
 
 __device__ Key threshold(Shared& s, const Row& row, const SampleRow& how) {
   Key from = 0;
-  if (how.top_k > 0 && how.top_k < row.n) from = select(s, row, from, static_cast<Mass>(how.top_k), [](float) { return Mass{1}; });
-  if (how.top_p < 1) {
-    Mass total = 0;
-    for (int i = threadIdx.x; i < row.n; i += kThreads) {
-      const float z = row.z(i);
-      if (key_of(z, i) >= from) total += weight(z);
-    }
-    total = block_total(total, s.warps);
-    from = select(s, row, from, share_of(total, how.top_p), [](float z) { return static_cast<Mass>(weight(z)); });
-  }
+  if (how.top_k > 0 && how.top_k < row.n)
+    from = select(
+        s, row, from, [](float) { return Mass{1}; }, [&](Mass) { return static_cast<Mass>(how.top_k); });
+  if (how.top_p < 1)
+    from = select(
+        s, row, from, [](float z) { return static_cast<Mass>(weight(z)); },
+        [&](Mass total) { return static_cast<Mass>(share_of(total, how.top_p)); });
   if (how.min_p > 0) {
     const Key least = static_cast<Key>(sortable(logf(how.min_p))) << 32;
     from = from > least ? from : least;

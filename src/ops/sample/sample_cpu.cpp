@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "core/threads.h"
 #include "ops/sample/choice.h"
@@ -28,16 +29,18 @@ BHYT_CLONES void temper(float* z, float top, float temperature, std::int64_t n) 
   for (std::int64_t i = 0; i < n; ++i) z[i] = tempered(z[i], top, temperature);
 }
 
-// The largest key from which on, among keys from `from` on, the masses reach `target`; together they do.
-template <class Mass>
-Key select(const float* z, std::int64_t n, Key from, std::uint64_t target, const Mass& mass) {
+// The largest key from which on, among keys from `from` on, the masses reach what target_of asks for of their total.
+template <class Mass, class Target>
+Key select(const float* z, std::int64_t n, Key from, const Mass& mass, const Target& target_of) {
   Key prefix = 0;
+  std::uint64_t target = 0;
   for (int digit = 0; digit < kDigits; ++digit) {
     std::uint64_t bins[kBins] = {};
     for (std::int64_t i = 0; i < n; ++i) {
       const Key key = key_of(z[i], i);
       if (key >= from && begins_with(key, prefix, digit)) bins[digit_of(key, digit)] += mass(z[i]);
     }
+    if (digit == 0) target = target_of(std::accumulate(bins, bins + kBins, std::uint64_t{0}));
     int bin = (1 << digit_bits(digit)) - 1;
     for (; bins[bin] < target; --bin) target -= bins[bin];
     prefix = prefix << digit_bits(digit) | static_cast<Key>(bin);
@@ -54,13 +57,9 @@ Key select(const float* z, std::int64_t n, Key from, std::uint64_t target, const
 Key threshold(const float* z, std::int64_t n, const SampleRow& how) {
   Key from = 0;
   if (how.top_k > 0 && how.top_k < n)
-    from = select(z, n, from, static_cast<std::uint64_t>(how.top_k), [](float) { return std::uint64_t{1}; });
-  if (how.top_p < 1) {
-    std::uint64_t total = 0;
-    for (std::int64_t i = 0; i < n; ++i)
-      if (key_of(z[i], i) >= from) total += weight(z[i]);
-    from = select(z, n, from, share_of(total, how.top_p), weight);
-  }
+    from = select(
+        z, n, from, [](float) { return std::uint64_t{1}; }, [&](std::uint64_t) { return static_cast<std::uint64_t>(how.top_k); });
+  if (how.top_p < 1) from = select(z, n, from, weight, [&](std::uint64_t total) { return share_of(total, how.top_p); });
   if (how.min_p > 0) from = std::max(from, static_cast<Key>(sortable(std::log(how.min_p))) << 32);
   return from;
 }
