@@ -11,6 +11,7 @@
 
 #include "cli/cli.h"
 #include "cli/commands.h"
+#include "cli/text_options.h"
 #include "core/check.h"
 #include "core/log.h"
 #include "model/checkpoint.h"
@@ -57,23 +58,6 @@ std::vector<TokenId> parse_ids(const std::string& text) {
   return ids;
 }
 
-// Of --tokenizer, else the checkpoint's own. The model must have a row for each of its ids. A model may have more rows, for vocabularies
-// are padded; a tokenizer from elsewhere with far fewer ids belongs to another model.
-std::unique_ptr<Tokenizer> open_tokenizer(const Options& o, std::int64_t vocab) {
-  const bool own = holds_tokenizer(o.checkpoint);
-  check_usage(own || !o.tokenizer.empty(), "{} holds no tokenizer: --tokenizer PATH names one, and --ids takes and gives token ids without",
-              o.checkpoint);
-  auto tokenizer = load_tokenizer(o.tokenizer.empty() ? o.checkpoint : o.tokenizer);
-  const std::int64_t ids = tokenizer->vocab_size(), padding = std::max<std::int64_t>(256, ids / 8);
-  const auto trusted = [&] {
-    return own && (o.tokenizer.empty() || load_tokenizer(o.checkpoint)->fingerprint() == tokenizer->fingerprint());
-  };
-  check(ids <= vocab && (vocab <= ids + padding || trusted()), "the tokenizer {} has {} ids, the model {}: they do not belong together",
-        o.tokenizer.empty() ? "of " + o.checkpoint : o.tokenizer, ids, vocab);
-  if (own && !trusted()) log::warning("{} is not the tokenizer that {} was trained with", o.tokenizer, o.checkpoint);
-  return tokenizer;
-}
-
 void print_json(const Generated& g, std::size_t prompt_tokens, const std::optional<std::string>& text) {
   nlohmann::ordered_json j{{"prompt_tokens", prompt_tokens}, {"ids", g.ids}};
   if (text) j["text"] = *text;
@@ -91,7 +75,7 @@ void run_ids(Context& ctx, const Model& model, const std::string& prompt, const 
 }
 
 void run_text(Context& ctx, const Model& model, const std::string& prompt, Options o) {
-  const auto tokenizer = open_tokenizer(o, model.config().vocab);
+  const auto tokenizer = open_tokenizer(o.checkpoint, o.tokenizer, model.config().vocab, ", and --ids takes and gives token ids without");
   std::vector<TokenId> ids = tokenizer->encode(prompt);
   if (ids.empty()) {
     // Nothing to continue: start a document.
@@ -136,12 +120,7 @@ int cmd_generate(const Args& args) {
   app.add_option("--tokenizer", o.tokenizer, "tokenizer file or folder (otherwise the checkpoint's own)");
   app.add_flag("--ids", o.ids, "the prompt is token ids (\"5 17 3\" or \"5,17,3\"); prints only the new ids, as one JSON array");
   app.add_option("--max-tokens", o.generate.max_tokens, "how many new tokens at most")->capture_default_str()->transform(count());
-  app.add_option("--temperature", o.generate.sampler.temperature, "0 = always the likeliest token")->capture_default_str();
-  app.add_option("--top-k", o.generate.sampler.top_k, "draw from the k likeliest only (0 = all)")
-      ->capture_default_str()
-      ->transform(count());
-  app.add_option("--top-p", o.generate.sampler.top_p, "draw from the likeliest that reach probability p")->capture_default_str();
-  app.add_option("--seed", o.generate.sampler.seed, "of the draws")->capture_default_str();
+  add_sampling(app, o.generate.sampler);
   app.add_flag("--ignore-eos", o.ignore_eos, "go on after the end-of-text token");
   app.add_flag("--json", o.json, "one JSON object: ids, text, finish_reason, times");
   app.add_option("key=value", o.words, "device=auto|cpu|cuda[:N] (auto), dtype=fp32|bf16 (fp32), threads=N");

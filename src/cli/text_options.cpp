@@ -1,0 +1,32 @@
+#include "cli/text_options.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "cli/cli.h"
+#include "core/check.h"
+#include "core/log.h"
+
+namespace bhyt::cli {
+
+void add_sampling(CLI::App& app, SamplerOptions& options) {
+  app.add_option("--temperature", options.temperature, "0 = always the likeliest token")->capture_default_str();
+  app.add_option("--top-k", options.top_k, "draw from the k likeliest only (0 = all)")->capture_default_str()->transform(count());
+  app.add_option("--top-p", options.top_p, "draw from the likeliest that reach probability p")->capture_default_str();
+  app.add_option("--seed", options.seed, "of the draws")->capture_default_str();
+}
+
+std::unique_ptr<Tokenizer> open_tokenizer(const std::string& checkpoint, const std::string& named, std::int64_t vocab,
+                                          const std::string& otherwise) {
+  const bool own = holds_tokenizer(checkpoint);
+  check_usage(own || !named.empty(), "{} holds no tokenizer: --tokenizer PATH names one{}", checkpoint, otherwise);
+  auto tokenizer = load_tokenizer(named.empty() ? checkpoint : named);
+  const std::int64_t ids = tokenizer->vocab_size(), padding = std::max<std::int64_t>(256, ids / 8);
+  const auto trusted = [&] { return own && (named.empty() || load_tokenizer(checkpoint)->fingerprint() == tokenizer->fingerprint()); };
+  check(ids <= vocab && (vocab <= ids + padding || trusted()), "the tokenizer {} has {} ids, the model {}: they do not belong together",
+        named.empty() ? "of " + checkpoint : named, ids, vocab);
+  if (own && !trusted()) log::warning("{} is not the tokenizer that {} was trained with", named, checkpoint);
+  return tokenizer;
+}
+
+}  // namespace bhyt::cli

@@ -1,0 +1,25 @@
+// What the commands that read and write text with a model share: sampling flags, the tokenizer that belongs to a checkpoint.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "generate/sampler.h"
+#include "text/tokenizer.h"
+
+namespace CLI {
+class App;
+}  // namespace CLI
+
+namespace bhyt::cli {
+
+void add_sampling(CLI::App& app, SamplerOptions& options);
+
+// Of --tokenizer (`named`), else the checkpoint's own. The model must have a row for each of its ids. A model may have more rows, for
+// vocabularies are padded; a tokenizer from elsewhere with far fewer ids belongs to another model. `otherwise` ends the message that there
+// is none.
+std::unique_ptr<Tokenizer> open_tokenizer(const std::string& checkpoint, const std::string& named, std::int64_t vocab,
+                                          const std::string& otherwise = "");
+
+}  // namespace bhyt::cli
