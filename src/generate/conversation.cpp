@@ -59,8 +59,8 @@ void Talk::listen(const std::vector<TokenId>& prompt, const Show& show, Answer& 
   };
   const std::int64_t most = std::min(limits_.max_tokens, limits_.context - std::ssize(prompt));
   const bool stopped = more_(prompt, most, take) || stops.found();
-  answer.end = !wanted ? End::interrupted : stopped ? End::stop : End::length;
   give(characters.push(stops.rest()) + characters.rest());
+  answer.end = stopped ? End::stop : wanted ? End::length : End::interrupted;
 }
 
 Talk::Answer Talk::say(const std::string& message, const Show& show) {

@@ -64,6 +64,9 @@ TEST(ChatTemplate, RowsAsText) {
             "hello<|eot_id|>");
   EXPECT_EQ(text("plain", two_turns()), "<|begin_of_text|>be kind\nhi\nhello<|end_of_text|>\nwell?\n");
   EXPECT_EQ(text("alpaca", {{ChatRole::system, ""}, {ChatRole::user, "hi"}}), "### Instruction:\nhi\n\n### Response:\n");
+  ChatTemplate trims = find_chat_template("plain");
+  trims.trims = true;
+  EXPECT_EQ(ChatFormat(trims, *t).text(Messages{{ChatRole::user, " \n\u00a0a b\u2003 "}}), "<|begin_of_text|>a b\n");
   EXPECT_THROW(text("plain", {{ChatRole::user, "hi"}, {ChatRole::system, "late"}}), Error);
 }
 
@@ -147,6 +150,9 @@ TEST(ChatTemplate, SpellingDoesNotMatterButMeaningDoes) {
     {%- endif -%})"));
   EXPECT_TRUE(is_chatml(
       std::string("{% if not add_generation_prompt is defined %}\n{% set add_generation_prompt = false %}\n  {% endif %}\n") + kChatMl));
+  std::string cut = kChatMl;
+  cut.replace(cut.find(" %}{{"), 5, " -%}\n  {{");
+  EXPECT_TRUE(is_chatml(cut)) << cut;
   std::string other = kChatMl;
   EXPECT_TRUE(is_chatml(other + "\n"));                                // a line break after a block is not rendered
   EXPECT_FALSE(is_chatml(other + " \n"));                              // but this is
