@@ -94,8 +94,11 @@ void Block::before_attention(Context& ctx, Stream& stream, const Kept& keep, con
   show_site(ctx, see, false, keep);
   see.show(ctx, Point::z1, layer_, keep.z1);
   linear(ctx, keep.z1, w_.qkv, keep.qkv, {.by_row = by_row});
-  rope(ctx, keep.qkv, at.table,
-       {.heads = config_.heads + config_.kv_heads, .head_dim = config_.head_dim, .seq = at.seq, .positions = at.positions});
+  if (at.paged)
+    rope_to_pages(ctx, keep.qkv, at.table, at.pages, *at.paged, shape(at));
+  else
+    rope(ctx, keep.qkv, at.table,
+         {.heads = config_.heads + config_.kv_heads, .head_dim = config_.head_dim, .seq = at.seq, .positions = at.positions});
   const std::int64_t q = config_.q_width(), kv = config_.kv_width();
   see.show(ctx, Point::q, layer_, keep.qkv.col_slice(0, q));
   see.show(ctx, Point::k, layer_, keep.qkv.col_slice(q, kv));

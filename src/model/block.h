@@ -6,7 +6,7 @@
 #include "model/config.h"
 #include "model/observer.h"
 #include "model/weights.h"
-#include "ops/attention/attention.h"
+#include "ops/attention/paged.h"
 #include "ops/embedding/embedding.h"
 #include "ops/norm/norm.h"
 
@@ -49,6 +49,9 @@ struct Positions {
   std::int64_t batch = 1, seq = 1;
   Tensor table;             // rope_table
   Tensor positions, first;  // int32 [N] or empty
+  // Where keys and values are to go beside qkv, for passes that continue sequences.
+  Tensor pages = {};
+  const PagedRows* paged = nullptr;
 };
 
 // The residual stream between blocks: x, and what is still to be added to it by the next norm's kernel.

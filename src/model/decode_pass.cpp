@@ -127,8 +127,8 @@ DecodePass::Inputs DecodePass::put(std::span<const Piece> pieces) {
 
 void DecodePass::blocks(const Inputs& in) {
   const ModelConfig& c = model_.config();
-  const std::int64_t q = c.q_width(), kv = c.kv_width();
-  const Positions at{.batch = 1, .seq = in.rows, .table = rope_, .positions = in.at.positions, .first = {}};
+  const std::int64_t q = c.q_width();
+  Positions at{.batch = 1, .seq = in.rows, .table = rope_, .positions = in.at.positions, .first = {}, .paged = &in.at};
   embedding(ctx_, in.tokens, model_.weights().embedding, act_.kept[0].x, model_.embedding_scale());
   observers.show(ctx_, Point::embedding, 0, act_.kept[0].x);
   Stream stream{act_.kept[0].x, {}};
@@ -136,8 +136,8 @@ void DecodePass::blocks(const Inputs& in) {
     const Block& block = model_.blocks()[l];
     const Kept& keep = act_.kept[l];
     const Tensor pages = pages_.layer(static_cast<std::int64_t>(l));
+    at.pages = pages;
     block.before_attention(ctx_, stream, keep, at, observers, true);
-    write_pages(ctx_, keep.qkv.col_slice(q, 2 * kv), pages, in.at);
     attention_paged(ctx_, keep.qkv.col_slice(0, q), pages, keep.att, in.at, heads_of(c));
     block.after_attention(ctx_, stream, keep, act_.scratch, 0, observers, true);
   }

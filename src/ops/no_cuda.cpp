@@ -26,6 +26,7 @@ void attention_backward(Context&, const Tensor&, const Tensor&, const Tensor&, c
                         const AttentionShape&) {
   absent();
 }
+void rope_to_pages(Context&, const Tensor&, const Tensor&, const Tensor&, const PagedRows&, const AttentionShape&) { absent(); }
 void write_pages(Context&, const Tensor&, const Tensor&, const PagedRows&) { absent(); }
 void attention_paged(Context&, const Tensor&, const Tensor&, const Tensor&, const PagedRows&, const AttentionShape&) { absent(); }
 void reserve_attention_paged(Context&, std::int64_t, std::int64_t, const AttentionShape&) { absent(); }

@@ -41,6 +41,7 @@ class BpeTokenizer final : public Tokenizer {
   std::int64_t vocab_size() const override { return std::ssize(spec_.pieces); }
   std::optional<TokenId> bos() const override { return spec_.bos; }
   std::optional<TokenId> end_of_text() const override { return spec_.end_of_text; }
+  std::optional<TokenId> eos() const override { return spec_.eos; }
   std::vector<TokenId> stops() const override { return spec_.stops; }
   std::uint64_t fingerprint() const override { return bhyt::fingerprint(spec_); }
   void save(const std::filesystem::path& dir) const override { write_tokenizer(spec_, dir); }
@@ -61,7 +62,8 @@ class BpeTokenizer final : public Tokenizer {
 
   void encode(std::string_view text, std::vector<TokenId>& ids, const EncodeOptions& options) const override {
     ids.reserve(ids.size() + text.size() / 4 + 8);
-    if (options.special) ids.insert(ids.end(), spec_.before.begin(), spec_.before.end());
+    const bool adds = options.special && options.adds;
+    if (adds) ids.insert(ids.end(), spec_.before.begin(), spec_.before.end());
     bool first = true;
     raw_.split(
         text, options.special,
@@ -73,7 +75,7 @@ class BpeTokenizer final : public Tokenizer {
           ids.push_back(t.id);
           first = false;
         });
-    if (options.special) ids.insert(ids.end(), spec_.after.begin(), spec_.after.end());
+    if (adds) ids.insert(ids.end(), spec_.after.begin(), spec_.after.end());
   }
 
   std::string piece(TokenId id, bool special) const override { return text_of(id, special); }

@@ -18,7 +18,8 @@ namespace bhyt {
 using TokenId = std::int32_t;
 
 struct EncodeOptions {
-  bool special = true;  // add what the post-processor adds (BOS) and read the text of special tokens as those tokens
+  bool special = true;  // read the text of special tokens as those tokens, and add what the post-processor adds (BOS) …
+  bool adds = true;     // … unless the text is a part of something larger
 };
 
 struct SpecialToken {
@@ -36,9 +37,10 @@ class Tokenizer {
   // The bytes of an id; "" for a special token unless `special`.
   virtual std::string piece(TokenId id, bool special) const = 0;
   virtual std::optional<TokenId> bos() const = 0;
-  virtual std::optional<TokenId> end_of_text() const = 0;  // closes every packed document
-  virtual std::vector<TokenId> stops() const = 0;          // ids that end a generation
-  virtual std::uint64_t fingerprint() const = 0;           // changes whenever the same text could give other ids
+  virtual std::optional<TokenId> end_of_text() const = 0;               // closes every packed document
+  virtual std::optional<TokenId> eos() const { return end_of_text(); }  // eos_token of its config: of a chat model, what ends a turn
+  virtual std::vector<TokenId> stops() const = 0;                       // ids that end a generation
+  virtual std::uint64_t fingerprint() const = 0;                        // changes whenever the same text could give other ids
   // encode(a + b) = encode(a), encode(b) wherever the text is cut (without special): long documents can then be encoded in pieces.
   virtual bool splits_anywhere() const { return false; }
   // Writes tokenizer.json and its companions into a folder, which is made where there is none.

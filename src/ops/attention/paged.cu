@@ -20,6 +20,28 @@ __global__ void write_kernel(const T* kv, std::int64_t ld, T* pages, int cols, P
   for (int c = threadIdx.x; c < cols; c += blockDim.x) to[c] = kv[i * ld + c];
 }
 
+// A block for each row; heads of queries and keys turn, then keys and values go to their page.
+template <class T>
+__global__ void rope_kernel(T* qkv, std::int64_t ld, const float* rope, T* pages, int heads, int kv_heads, int d, Places at) {
+  const int i = blockIdx.x, position = at.positions[i], half = d / 2;
+  const float *cosine = rope + static_cast<std::int64_t>(position) * d, *sine = cosine + half;
+  T* const row = qkv + i * ld;
+  T* const to = pages + (static_cast<std::int64_t>(at.pages_of(i)[position / kPage]) * kPage + position % kPage) * (2 * kv_heads * d);
+  for (int k = threadIdx.x; k < (heads + kv_heads) * half; k += blockDim.x) {
+    const int head = k / half, j = k % half;
+    T* const low = row + static_cast<std::int64_t>(head) * d + j;
+    const float a = load1(low), b = load1(low + half), c = cosine[j], s = sine[j];
+    store1(low, a * c - b * s);
+    store1(low + half, b * c + a * s);
+    if (head < heads) continue;
+    T* const key = to + static_cast<std::int64_t>(head - heads) * d + j;
+    key[0] = low[0];
+    key[half] = low[half];
+  }
+  for (int k = threadIdx.x; k < kv_heads * d; k += blockDim.x)
+    to[kv_heads * d + k] = row[static_cast<std::int64_t>(heads + kv_heads) * d + k];
+}
+
 template <class T>
 __global__ void any_kernel(const T* q, std::int64_t ldq, const T* pages, std::int64_t ld, T* out, std::int64_t ldo, int rows, int group,
                            int d, int value_at, float scale, Places at) {
@@ -52,6 +74,16 @@ __global__ void any_kernel(const T* q, std::int64_t ldq, const T* pages, std::in
 }
 
 }  // namespace
+
+void rope_to_pages(Context& ctx, const Tensor& qkv, const Tensor& rope, const Tensor& pages, const PagedRows& at, const AttentionShape& s) {
+  dispatch_float(qkv.dtype, [&](auto t) {
+    using T = decltype(t);
+    rope_kernel<T><<<static_cast<unsigned>(qkv.rows()), 256, 0, stream(ctx)>>>(qkv.as<T>(), qkv.ld, rope.as<float>(), pages.as<T>(),
+                                                                               static_cast<int>(s.heads), static_cast<int>(s.kv_heads),
+                                                                               static_cast<int>(s.head_dim), places_of(at));
+  });
+  check_launch("rope_to_pages");
+}
 
 void write_pages(Context& ctx, const Tensor& kv, const Tensor& pages, const PagedRows& at) {
   dispatch_float(kv.dtype, [&](auto t) {

@@ -26,7 +26,11 @@ struct PagedRows {
   std::int64_t longest = 0;            // work is laid out for sequences at least this long: a recorded call may be replayed for longer ones
 };
 
-// New keys and values, side by side in every row of kv [N, 2·K·D], to their places in pages [·, 2·K·D].
+// Queries and keys of qkv [N, (H+2K)·D] rotated in place (rope: rope_table), and keys and values to their places in pages [·, 2·K·D].
+void rope_to_pages(Context& ctx, const Tensor& qkv, const Tensor& rope, const Tensor& pages, const PagedRows& at,
+                   const AttentionShape& shape);
+
+// Keys and values, side by side in every row of kv [N, 2·K·D], to their places.
 void write_pages(Context& ctx, const Tensor& kv, const Tensor& pages, const PagedRows& at);
 
 // q [N, H·D], rotated; out [N, H·D]. shape.batch and shape.seq are not read. On the CPU a row's result has the same bits whatever rows
@@ -45,6 +49,8 @@ void attention_paged(Context& ctx, const Tensor& q, const Tensor& pages, const T
 void reserve_attention_paged(Context& ctx, std::int64_t rows, std::int64_t length, const AttentionShape& shape);
 }  // namespace cpu
 namespace cuda {
+void rope_to_pages(Context& ctx, const Tensor& qkv, const Tensor& rope, const Tensor& pages, const PagedRows& at,
+                   const AttentionShape& shape);
 void write_pages(Context& ctx, const Tensor& kv, const Tensor& pages, const PagedRows& at);
 void attention_paged(Context& ctx, const Tensor& q, const Tensor& pages, const Tensor& out, const PagedRows& at,
                      const AttentionShape& shape);

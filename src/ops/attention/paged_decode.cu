@@ -20,8 +20,8 @@ constexpr int kMostSplits = 32;
 
 template <int D>
 constexpr int kPageBytes = 2 * tile_bytes<D>(kPage);  // keys and values
-template <int D>
-constexpr int kShared = tile_bytes<D>(kRows) + kTakers<D> * kStages * kPageBytes<D>;
+template <int D, int Warps>
+constexpr int kShared = tile_bytes<D>(kRows) + Warps * kStages * kPageBytes<D>;
 
 // Begins to copy a page's keys and values of one head into a warp's tiles; zeros for positions from `end` on.
 template <int D>
@@ -94,8 +94,8 @@ __device__ __forceinline__ void join(const float* from, int n, int stride, int b
   }
 }
 
-template <int D>
-__global__ void __launch_bounds__(32 * kTakers<D>) decode_kernel(const PagedCall a, int first, float* parts, unsigned* counters) {
+template <int D, int Warps>
+__global__ void __launch_bounds__(32 * Warps) decode_kernel(const PagedCall a, int first, float* parts, unsigned* counters) {
   extern __shared__ __align__(256) char shared[];
   const int h = blockIdx.x, row = first + static_cast<int>(blockIdx.y), splits = gridDim.z, split = blockIdx.z;
   const int group = a.heads / a.kv_heads, warp = warp_index();
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(32 * kTakers<D>) decode_kernel(const PagedCall
                    seen - page * kPage);
   };
   // Only the last page holds something that an earlier kernel of this step wrote.
-  const int start = split * kTakers<D> + warp, stride = splits * kTakers<D>;
+  const int start = split * Warps + warp, stride = splits * Warps;
   if (start < pages - 1) begin_page(start, 0);
   wait_for_previous();
   if (start == pages - 1) begin_page(start, 0);
@@ -166,8 +166,8 @@ __global__ void __launch_bounds__(32 * kTakers<D>) decode_kernel(const PagedCall
   __syncthreads();
   bf16* const out = a.out + row * a.ldo + static_cast<std::int64_t>(h) * group * D;
   float* const own_parts = parts + ((static_cast<std::int64_t>(row - first) * a.kv_heads + h) * splits) * group * kPart<D>;
-  join<D>(warps, kTakers<D>, kRows * kPart<D>, kPart<D>, group, c, own_parts + static_cast<std::int64_t>(split) * group * kPart<D>,
-          kPart<D>, splits == 1 ? out : nullptr);
+  join<D>(warps, Warps, kRows * kPart<D>, kPart<D>, group, c, own_parts + static_cast<std::int64_t>(split) * group * kPart<D>, kPart<D>,
+          splits == 1 ? out : nullptr);
   if (splits == 1) return;
   __shared__ bool last;
   __threadfence();
@@ -200,7 +200,7 @@ int splits_for(Context& ctx, int blocks, std::int64_t longest, int warps) {
 
 void attention_paged_decode(Context& ctx, const PagedCall& call, int first, int n, std::int64_t longest, int head_dim) {
   const int blocks = n * call.kv_heads;
-  const int splits = static_cast<std::size_t>(blocks) <= Counters::kMost ? splits_for(ctx, blocks, longest, 512 / head_dim) : 1;
+  const int splits = static_cast<std::size_t>(blocks) <= Counters::kMost ? splits_for(ctx, blocks, longest, most_warps(head_dim)) : 1;
   float* parts = nullptr;
   unsigned* counters = nullptr;
   if (splits > 1) {
@@ -209,10 +209,14 @@ void attention_paged_decode(Context& ctx, const PagedCall& call, int first, int 
     counters = static_cast<unsigned*>(ctx.keep<Counters>().memory.data());
   }
   const dim3 grid(static_cast<unsigned>(call.kv_heads), static_cast<unsigned>(n), static_cast<unsigned>(splits));
+  const auto launch = [&](auto kernel, int warps, int bytes) {
+    launch_early(ctx, kernel, grid, 32 * warps, static_cast<std::size_t>(bytes), call, first, parts, counters);
+  };
+  const bool many = blocks >= multiprocessors(ctx);
   if (head_dim == 64)
-    launch_early(ctx, decode_kernel<64>, grid, 32 * kTakers<64>, kShared<64>, call, first, parts, counters);
+    many ? launch(decode_kernel<64, 4>, 4, kShared<64, 4>) : launch(decode_kernel<64, 8>, 8, kShared<64, 8>);
   else
-    launch_early(ctx, decode_kernel<128>, grid, 32 * kTakers<128>, kShared<128>, call, first, parts, counters);
+    many ? launch(decode_kernel<128, 2>, 2, kShared<128, 2>) : launch(decode_kernel<128, 4>, 4, kShared<128, 4>);
   check_launch("attention_paged");
 }
 

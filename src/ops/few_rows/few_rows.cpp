@@ -1,8 +1,6 @@
 // Checks of the products of a decoding step.
 #include "ops/few_rows/few_rows.h"
 
-#include <algorithm>
-
 #include "core/check.h"
 
 namespace bhyt {
@@ -31,9 +29,8 @@ void check_product(const char* op, const FewRows& in, const Tensor& w, const Ten
 }  // namespace
 
 bool few_rows_take(std::int64_t width, std::int64_t mlp, const AttentionShape& s) {
-  constexpr std::int64_t kWidest = 12288;  // eight rows of it fit into shared memory
-  const std::int64_t q = s.heads * s.head_dim;
-  return width % kSlice == 0 && mlp % kSlice == 0 && q % kSlice == 0 && s.head_dim % kTile == 0 && std::max({width, mlp, q}) <= kWidest;
+  constexpr std::int64_t kWidest = 4096;  // eight rows of it fit into shared memory beside the weights on their way
+  return width % kSlice == 0 && width <= kWidest && mlp % kSlice == 0 && s.heads * s.head_dim % kSlice == 0 && s.head_dim % kTile == 0;
 }
 
 void few_rows_qkv(Context& ctx, const FewRows& in, const Tensor& w, const FewHeads& out) {

@@ -29,7 +29,7 @@ struct TileRows {
 
 // What a warp multiplies, on its way through shared memory: up to kStages steps are under way, each with two rows of weights for a lane
 // and, of rows that come as they are, its columns of x. Every lane reads what it has fetched itself, so that nobody waits for anybody.
-constexpr int kStages = 12;
+constexpr int kStages = 16;
 
 __device__ __forceinline__ void fetch16(unsigned to, const bf16* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
@@ -102,7 +102,7 @@ struct In {
   bool normed, after;  // after: x is multiplied as it is, and its scale follows the product
 };
 
-// The rows of x, or of their norm, in shared memory [kRows, columns + kPad]; rows that are not there stay unwritten and are not read.
+// The norm of the rows of x in shared memory [kRows, columns + kPad]; rows that are not there stay unwritten and are not read.
 // Returns through `scales` what the products' rows are to be multiplied by where the norm is applied after them.
 __device__ __forceinline__ void take_rows(const In& in, bf16* shared, float* scales, float* places) {
   int wide = 1;
@@ -112,32 +112,34 @@ __device__ __forceinline__ void take_rows(const In& in, bf16* shared, float* sca
   bf16* const z = shared + row * ld;
   const NormParams& p = in.site.p;
   float square = 0, sum = 0, dot = 0;
-  if (mine)
-    for (int c = threadIdx.x % group * 8; c < in.columns; c += group * 8) {
-      uint4 raw = *reinterpret_cast<const uint4*>(in.x + row * in.ld + c);
-      if (in.normed) {
-        float v[8];
-        Vec<bf16>::unpack(raw, v);
-        if (in.add) {
-          float b[8];
-          Vec<bf16>::load(in.add + row * in.ld_add + c, b);
+  constexpr int kLoads = 8;  // under way at a time
+  for (int begin = threadIdx.x % group * 8; mine && begin < in.columns; begin += kLoads * group * 8) {
+    uint4 raw[kLoads];
 #pragma unroll
-          for (int i = 0; i < 8; ++i) v[i] += b[i];
-          raw = Vec<bf16>::pack(v);
-          Vec<bf16>::unpack(raw, v);
-          if (blockIdx.x == 0) *reinterpret_cast<uint4*>(in.sum + row * in.ld_sum + c) = raw;
-        }
+    for (int k = 0; k < kLoads; ++k)
+      if (const int c = begin + k * group * 8; c < in.columns) raw[k] = *reinterpret_cast<const uint4*>(in.x + row * in.ld + c);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) square = fmaf(v[i], v[i], square), sum += v[i];
-        if (p.direction)
+    for (int k = 0; k < kLoads; ++k) {
+      const int c = begin + k * group * 8;
+      if (c >= in.columns) break;
+      float v[8];
+      Vec<bf16>::unpack(raw[k], v);
+      if (in.add) {
+        float b[8];
+        Vec<bf16>::load(in.add + row * in.ld_add + c, b);
 #pragma unroll
-          for (int i = 0; i < 8; ++i) dot = fmaf(v[i], p.direction[c + i], dot);
+        for (int i = 0; i < 8; ++i) v[i] += b[i];
+        raw[k] = Vec<bf16>::pack(v);
+        Vec<bf16>::unpack(raw[k], v);
+        if (blockIdx.x == 0) *reinterpret_cast<uint4*>(in.sum + row * in.ld_sum + c) = raw[k];
       }
-      *reinterpret_cast<uint4*>(z + c) = raw;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) square = fmaf(v[i], v[i], square), sum += v[i];
+      if (p.direction)
+#pragma unroll
+        for (int i = 0; i < 8; ++i) dot = fmaf(v[i], p.direction[c + i], dot);
+      *reinterpret_cast<uint4*>(z + c) = raw[k];
     }
-  if (!in.normed) {
-    __syncthreads();
-    return;
   }
   const float inverse = 1.f / static_cast<float>(in.columns);
   RowStats s;

@@ -132,7 +132,7 @@ __device__ Key select(Shared& s, const Row& row, Key from, const Weigh& weigh, c
       const Mass one = weigh(from_sortable(static_cast<std::uint32_t>(prefix)));
       target = (target + one - 1) / one * one;
     }
-    if (s.bins[s.bin] == target) {
+    if (digit >= 2 && s.bins[s.bin] == target) {  // before, smaller values may begin alike
       const Key found = prefix << digit_shift(digit);
       return found > from ? found : from;
     }
