@@ -13,8 +13,8 @@ namespace {
 using namespace flash;
 
 constexpr int kStages = 2, kRows = 16, kNT = kPage / 8;
-template <int D>
-constexpr int kTakers = 512 / D;   // warps of a block
+// Warps of a block: many where there are few blocks.
+constexpr int most_warps(int d) { return 512 / d; }
 constexpr float kLowest = -3e38f;  // below any score, and finite: less itself it is zero
 constexpr int kMostSplits = 32;
 
