@@ -130,6 +130,7 @@ bool Engine::Worker::take_inbox() {
     wake_.wait(lock, [&] { return closing_ || !inbox_.empty(); });
   }
   for (auto& s : inbox_) scheduler_.add(std::move(s));
+  counters_.waiting += std::ssize(inbox_);
   inbox_.clear();
   working_ = true;
   return !closing_;

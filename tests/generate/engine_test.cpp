@@ -1,25 +1,18 @@
-// The engine against decoding one sequence at a time and whole forwards; what it refuses; what goes wrong.
+// The engine against decoding one sequence at a time and whole forwards.
 #include "generate/engine.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <limits>
 #include <set>
-#include <thread>
 #include <vector>
 
-#include "core/error.h"
-#include "core/rng.h"
-#include "model/score_pass.h"
 #include "ops/norm/methods.h"
 #include "tests/devices.h"
 #include "tests/generate/requests.h"
 #include "tests/model/decoding.h"
-#include "tests/model/helpers.h"
 #include "tests/model/small_model.h"
 
 namespace bhyt::testing {
@@ -264,147 +257,6 @@ TEST(Engine, StopsAtIdsAndWhereItIsTold) {
       EXPECT_EQ(b.ids(), with);
       EXPECT_EQ(b.finish, Finish::stop);
     }
-}
-
-TEST(Engine, RefusesWhatCannotBeAnswered) {
-  Context& ctx = test::context_on(Device::cpu());
-  const auto m = make_model(ctx, small_config("rmsnorm", 2));
-  Engine engine(ctx, *m, {.pages = 3, .length = 80});
-  const auto message = [&](Request r) { return test::message_of([&] { engine.check(r); }); };
-  EXPECT_TRUE(test::has(message({.prompt = {}, .max_tokens = 1}), "the prompt is empty"));
-  EXPECT_TRUE(
-      test::has(message({.prompt = {1, 23}, .max_tokens = 1}), "token id 23 of the prompt is not below the model's vocabulary of 23"));
-  EXPECT_TRUE(test::has(message({.prompt = {-1}, .max_tokens = 1}), "token id -1"));
-  EXPECT_TRUE(test::has(message({.prompt = {1}, .max_tokens = -1}), "max-tokens must be at least 0"));
-  EXPECT_TRUE(test::has(message({.prompt = draw_ids(70, 1, 23), .max_tokens = 11}), "the limit is 80 tokens"));
-  EXPECT_TRUE(test::has(message({.prompt = {1}, .max_tokens = std::numeric_limits<std::int64_t>::max()}), "the limit is 80 tokens"));
-  EXPECT_EQ(message({.prompt = draw_ids(70, 1, 23), .max_tokens = 10}), "no error");
-  EXPECT_TRUE(test::has(message({.prompt = {1}, .max_tokens = 1, .sampling = {.temperature = -1}}), "temperature"));
-  EXPECT_TRUE(test::has(message({.prompt = {1}, .max_tokens = 1, .sampling = {.temperature = NAN}}), "temperature"));
-  EXPECT_TRUE(test::has(message({.prompt = {1}, .max_tokens = 1, .sampling = {.top_k = -1}}), "top-k"));
-  EXPECT_TRUE(test::has(message({.prompt = {1}, .max_tokens = 1, .sampling = {.top_p = 0}}), "top-p"));
-  EXPECT_TRUE(test::has(message({.prompt = {1}, .max_tokens = 1, .sampling = {.min_p = 1.5}}), "min-p"));
-  EXPECT_TRUE(test::has(message({.prompt = {1}, .max_tokens = 1, .sampling = {.repetition_penalty = 0}}), "repetition-penalty"));
-  Request scored{.prompt = {1, 2}};
-  scored.targets = {1};
-  EXPECT_TRUE(test::has(message(scored), "expected a target for each of the 2 tokens, got 1"));
-  scored.targets = {1, 23};
-  EXPECT_TRUE(test::has(message(scored), "target 23"));
-  EXPECT_THROW((void)engine.submit({.prompt = {23}, .max_tokens = 1}), UsageError);
-  EXPECT_TRUE(engine.submit({.prompt = {1}}).wait().tokens.empty());  // nothing asked for
-  Engine small(ctx, *m, {.pages = 1});                                // less than one request
-  EXPECT_EQ(small.longest(), 32);
-  EXPECT_EQ(test::message_of([&] { (void)small.submit({.prompt = draw_ids(30, 1, 23), .max_tokens = 3}); }),
-            "a prompt of 30 tokens and 3 new ones are too long: the memory for keys and values holds 32 tokens");
-  EXPECT_EQ(small.submit({.prompt = draw_ids(30, 1, 23), .max_tokens = 2}).wait().tokens.size(), 2u);
-  EXPECT_THROW(Engine(ctx, *m, {.pages = -1}), UsageError);
-}
-
-// A row of the embedding is not a number: prompts with that token fail, all others go on.
-TEST(Engine, DamagedWeightsFailThoseWhoMeetThem) {
-  for (Context& ctx : test::contexts())
-    for (const bool ahead : {false, true}) {
-      const auto m = make_model(ctx, small_config("rmsnorm", 1));
-      const Parameter& p = *std::find_if(m->parameters().list().begin(), m->parameters().list().end(),
-                                         [](const Parameter& q) { return q.name == "model.embed_tokens.weight"; });
-      auto values = m->parameters().read_value(p);
-      std::fill_n(values.begin() + 5 * 12, 12, NAN);
-      m->parameters().write_value(p, values.data());
-      Engine engine(ctx, *m, {.ahead = ahead});
-      auto answers = engine.submit_all(std::vector<Request>{
-          {.prompt = {1, 2}, .max_tokens = 3}, {.prompt = {1, 5, 2}, .max_tokens = 9}, {.prompt = {3}, .max_tokens = 3}});
-      const std::string message = test::message_of([&] { answers[1].wait(); });
-      EXPECT_TRUE(test::has(message, "the logits behind token 3 are not finite numbers: the weights may be damaged"));
-      EXPECT_TRUE(test::has(test::message_of([&] { answers[1].next(); }), "are not finite"));
-      EXPECT_EQ(answers[0].wait().tokens.size(), 3u);
-      EXPECT_EQ(answers[2].wait().tokens.size(), 3u);
-      engine.wait_until_idle();
-      EXPECT_EQ(engine.counters().pages_used, 0);
-    }
-}
-
-TEST(Engine, CancellingFreesPagesAndWakesReaders) {
-  for (Context& ctx : test::contexts()) {
-    const auto m = make_model(ctx, small_config("bhyt", 2));
-    Engine engine(ctx, *m, {.pages = 200});
-    Answer answer = engine.submit({.prompt = {1}, .max_tokens = 6000});
-    for (int i = 0; i < 3; ++i) EXPECT_TRUE(answer.next());
-    std::thread other([&] { answer.cancel(); });
-    other.join();
-    while (answer.next()) continue;
-    EXPECT_EQ(answer.wait().finish, Finish::cancelled);
-    EXPECT_GE(answer.wait().tokens.size(), 3u);
-    engine.wait_until_idle();
-    EXPECT_EQ(engine.counters().pages_used, 0);
-    EXPECT_EQ(engine.counters().running, 0);
-    { const Answer forgotten = engine.submit({.prompt = {1}, .max_tokens = 6000}); }  // nobody can read it any more
-    engine.wait_until_idle();
-    EXPECT_EQ(engine.counters().pages_used, 0);
-    EXPECT_LT(engine.counters().computed_tokens, 10000);
-  }
-}
-
-TEST(Engine, AReaderThatStopsReadingHoldsNobodyUp) {
-  Context& ctx = test::context_on(Device::cpu());
-  const auto m = make_model(ctx, small_config("rmsnorm", 2));
-  Engine engine(ctx, *m, {.sequences = 1});
-  Answer unread = engine.submit({.prompt = {1}, .max_tokens = 500});
-  EXPECT_TRUE(unread.next());
-  EXPECT_EQ(engine.submit({.prompt = {2}, .max_tokens = 5}).wait().tokens.size(), 5u);
-  engine.wait_until_idle();
-  EXPECT_EQ(unread.wait().tokens.size(), 500u);
-}
-
-TEST(Engine, AnEngineThatGoesAwayEndsItsAnswers) {
-  Context& ctx = test::context_on(Device::cpu());
-  const auto m = make_model(ctx, small_config("rmsnorm", 2));
-  std::vector<Answer> answers;
-  {
-    Engine engine(ctx, *m, {.pages = 400, .sequences = 1});
-    answers = engine.submit_all(std::vector<Request>(3, {.prompt = {1}, .max_tokens = 12000}));
-    EXPECT_TRUE(answers[0].next());
-  }
-  for (Answer& a : answers) EXPECT_EQ(a.wait().finish, Finish::cancelled);
-}
-
-TEST(Engine, AnInterruptEndsAllWithWhatThereIs) {
-  Context& ctx = test::context_on(Device::cpu());
-  const auto m = make_model(ctx, small_config("rmsnorm", 2));
-  std::atomic<bool> stop = false;
-  Engine engine(ctx, *m, {.pages = 800, .interrupted = [&] { return stop.load(); }});
-  auto answers = engine.submit_all(std::vector<Request>(2, {.prompt = {1}, .max_tokens = 12000}));
-  EXPECT_TRUE(answers[1].next());
-  stop = true;
-  for (Answer& a : answers) EXPECT_EQ(a.wait().finish, Finish::cancelled);
-  EXPECT_FALSE(answers[0].wait().tokens.empty());
-}
-
-TEST(Engine, WhatGoesWrongInAStepIsTold) {
-  Context& ctx = test::context_on(Device::cpu());
-  const auto m = make_model(ctx, small_config("rmsnorm", 2));
-  Engine engine(ctx, *m);
-  Request bad{.prompt = {1}, .max_tokens = 5};
-  bad.stop = [](std::int32_t) -> bool { fail("broken on purpose"); };
-  auto answers = engine.submit_all(std::vector<Request>{bad, {.prompt = {2}, .max_tokens = 500}});
-  for (Answer& a : answers) EXPECT_EQ(test::message_of([&] { a.wait(); }), "broken on purpose");
-  engine.wait_until_idle();
-  EXPECT_TRUE(test::has(test::message_of([&] { (void)engine.submit({.prompt = {2}, .max_tokens = 5}); }), "broken on purpose"));
-}
-
-TEST(Engine, WarnsOnceBeyondTheTrainedLength) {
-  Context& ctx = test::context_on(Device::cpu());
-  const auto m = make_model(ctx, small_config("bhyt", 2));  // trained at 9
-  ::testing::internal::CaptureStderr();
-  {
-    Engine engine(ctx, *m);
-    (void)engine.submit({.prompt = {1, 2}, .max_tokens = 8}).wait();
-    EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
-    ::testing::internal::CaptureStderr();
-    for (Answer& a : engine.submit_all(std::vector<Request>(2, {.prompt = {1, 2}, .max_tokens = 12}))) a.wait();
-  }
-  const std::string said = ::testing::internal::GetCapturedStderr();
-  EXPECT_TRUE(test::has(said, "the text is now 10 tokens long, the model was trained at 9: what follows may be worse"));
-  EXPECT_EQ(said.find("trained at"), said.rfind("trained at"));
 }
 
 }  // namespace
