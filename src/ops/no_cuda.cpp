@@ -6,6 +6,7 @@
 #include "ops/embedding/embedding.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/tuning.h"
+#include "ops/linear/linear.h"
 #include "ops/norm/norm.h"
 #include "ops/rope/rope.h"
 #include "ops/swiglu/swiglu.h"
@@ -36,6 +37,8 @@ void embedding(Context&, const Tensor&, const Tensor&, const Tensor&, const Embe
 void embedding_backward(Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const EmbeddingScale&) { absent(); }
 
 void gemm(Context&, const Tensor&, const Tensor&, const Tensor&, const GemmOptions&) { absent(); }
+
+void scale_columns(Context&, const Tensor&, const Tensor&, float) { absent(); }
 
 std::map<std::string, std::string> tuning(Context&) { return {}; }
 void set_tuning(Context&, const std::map<std::string, std::string>&) {}
