@@ -21,6 +21,13 @@ NormSite make_site(const SitePlan& plan, const SiteWeights& w) {
           .direction = w.direction};
 }
 
+bool can_fold(const NormSite& site) { return site.gamma && !site.beta && !site.gate; }
+
+void drop_gain(NormSite& site) {
+  site.gamma = {};
+  site.out_factor = 1;
+}
+
 NormGrads site_grads(const SiteWeights& g) {
   return {.gamma = g.gamma, .beta = g.beta, .scale = g.scale, .shift = g.shift, .gate = g.gate, .direction = g.direction};
 }
@@ -44,20 +51,26 @@ void Block::refresh_constant(Context& ctx, std::int64_t seq_len) const {
   attention_constant(ctx, wv, w_.o, config_.heads, config_.kv_heads, seq_len, c_attn_);
 }
 
-AttentionShape Block::shape(const Positions& at) const {
-  return {.batch = at.batch, .seq = at.seq, .heads = config_.heads, .kv_heads = config_.kv_heads, .head_dim = config_.head_dim};
+void Block::compute_constant(Context& ctx, const Tensor& to) const {
+  if (!plan_.uses_constant) return;
+  norm_constant(ctx, c_attn_, site1_.scale, site1_.factor * site1_.out_factor, plan_.gamma_in_constant ? site1_.gamma : Tensor{}, to);
 }
 
-void Block::make_constant(Context& ctx, const Tensor& constant) const {
-  if (plan_.uses_constant)
-    norm_constant(ctx, c_attn_, site1_.scale, site1_.factor * site1_.out_factor, plan_.gamma_in_constant ? site1_.gamma : Tensor{},
-                  constant);
+void Block::repack(const Repacked& to) {
+  w_ = to.weights;
+  constant_ = to.constant;
+  if (to.folded1) drop_gain(site1_);
+  if (to.folded2) drop_gain(site2_);
+}
+
+AttentionShape Block::shape(const Positions& at) const {
+  return {.batch = at.batch, .seq = at.seq, .heads = config_.heads, .kv_heads = config_.kv_heads, .head_dim = config_.head_dim};
 }
 
 Given Block::given(const Tensor& ms, const Tensor& constant) const {
   Given g;
   g.ms = ms;
-  g.constant = constant;
+  g.constant = constant_ ? constant_ : constant;
   g.ms_correction = w_.ms_correction;
   g.constant_correction = w_.constant_correction;
   g.calibration = plan_.calibration;
@@ -113,7 +126,7 @@ void Block::after_attention(Context& ctx, Stream& stream, const Kept& keep, cons
   linear(ctx, keep.att, w_.o, projected, {.by_row = by_row});
   see.show(ctx, Point::attention_output, layer_, projected);
   if (out1_) norm(ctx, *out1_, {.x = keep.out1, .z = scratch.branch, .stats = keep.stats_out1});
-  make_constant(ctx, keep.constant);
+  if (!constant_) compute_constant(ctx, keep.constant);
   const Given g = given_of(keep, aux);
   norm(ctx, site2_,
        {.x = stream.x,

@@ -80,13 +80,21 @@ class Block {
   void after_attention(Context& ctx, Stream& stream, const Kept& keep, const BlockScratch& scratch, float aux, const Observers& see,
                        bool by_row = false) const;
 
-  // For passes that put a step together in their own way: C of this layer, and a given statistic from it and the block's input's mean
-  // squares.
-  void make_constant(Context& ctx, const Tensor& constant) const;
+  // For passes that put a step together in their own way: a given statistic from C and the block's input's mean squares.
   Given given(const Tensor& ms, const Tensor& constant) const;
   const LayerWeights& weights() const { return w_; }
   const std::optional<NormSite>& out1() const { return out1_; }
   const std::optional<NormSite>& out2() const { return out2_; }
+
+  // C of this layer from the current weights, into fp32 [1]; nothing where the method has none.
+  void compute_constant(Context& ctx, const Tensor& to) const;
+  // Goes on with other weights: those of sites whose gain they hold (folded) lose it, and C stays what it is.
+  struct Repacked {
+    LayerWeights weights;
+    bool folded1 = false, folded2 = false;
+    Tensor constant;  // [1]
+  };
+  void repack(const Repacked& to);
 
   const BlockPlan& plan() const { return plan_; }
   const NormSite& site1() const { return site1_; }
@@ -106,10 +114,14 @@ class Block {
   bool stop_gradient_;
   std::int64_t layer_;
   LayerWeights w_;
-  Tensor c_attn_;
+  Tensor c_attn_, constant_;  // constant_: C where it does not change any more, else empty
   NormSite site1_, site2_;
   std::optional<NormSite> out1_, out2_;
 };
+
+// Whether a site's gain can go into the product behind it; and the site without it.
+bool can_fold(const NormSite& site);
+void drop_gain(NormSite& site);
 
 // A site's kernel description from its plan and its weights.
 NormSite make_site(const SitePlan& plan, const SiteWeights& weights);

@@ -98,7 +98,7 @@ void load_weights(const fs::path& dir, const Parameters& into, const ValueSink& 
   load_from(files, into, sink);
 }
 
-std::unique_ptr<Model> load_model(Context& ctx, const fs::path& dir, DType type) {
+std::unique_ptr<Model> load_model(Context& ctx, const fs::path& dir, DType type, const std::optional<Model::Repack>& for_generating) {
   require_checkpoint(dir);
   const ModelConfig config = read_model_config(dir / "config.json");
   const WeightFiles files(dir);
@@ -106,6 +106,7 @@ std::unique_ptr<Model> load_model(Context& ctx, const fs::path& dir, DType type)
   auto model = std::make_unique<Model>(ctx, config, type);
   load_from(files, model->parameters());
   model->refresh_constants();
+  if (for_generating) model->repack(*for_generating);
   return model;
 }
 
@@ -121,6 +122,7 @@ void save_model_files(const fs::path& dir, const ModelConfig& config, DType weig
 }
 
 void save_model(const fs::path& dir, const Model& model) {
+  check(!model.repacked(), "[save] expected a model as it was loaded, got one that is repacked for generating");
   save_model_files(dir, model.config(), model.type());
   std::vector<SafeTensorOut> tensors;
   for (const Parameter& p : model.parameters().list()) tensors.push_back(tensor_out(model.context(), p));

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,7 +23,9 @@ std::string model_config_json(const ModelConfig& config, DType weights);
 bool is_plain_llama(const ModelConfig& config);
 
 // Opens a checkpoint folder for computing: reads config, loads weights (any file dtype → `type`), computes c_attn.
-std::unique_ptr<Model> load_model(Context& ctx, const std::filesystem::path& dir, DType type);
+// for_generating: repacked (Model::repack), as no other use of a model allows.
+std::unique_ptr<Model> load_model(Context& ctx, const std::filesystem::path& dir, DType type,
+                                  const std::optional<Model::Repack>& for_generating = {});
 // What keeps the weights of a checkpoint from serving a config, a line per tensor.
 std::vector<std::string> weight_mismatches(const std::filesystem::path& dir, const ModelConfig& config);
 // Loads weights into parameters that exist already; missing and unexpected tensors are all named at once.

@@ -33,7 +33,7 @@ FewRowsPass::FewRowsPass(Context& ctx, const Model& model, KvPages& pages, const
   check(takes(model), "[generate] expected a model that the kernels for few rows take");
   zero(ctx, constants_);
   for (std::size_t l = 0; l < model.blocks().size(); ++l)
-    model.blocks()[l].make_constant(ctx, Tensor(constants_.t.as<float>() + l, DType::f32, ctx.device(), {1}));
+    model.blocks()[l].compute_constant(ctx, Tensor(constants_.t.as<float>() + l, DType::f32, ctx.device(), {1}));
 }
 
 // What a product takes whose norm comes first; the stream goes on with the sum.

@@ -32,6 +32,14 @@ class Model {
   void refresh_constants();
   Tensor constants() const { return c_attn_.t; }  // fp32 [L]; saved with the training state
 
+  // For generating alone, once: what every step would do again is done now. The constants of the second sites stay what they are.
+  struct Repack {
+    bool fold = true;   // γ and constant factors of sites go into the products behind them, wherever the method allows it
+    bool int8 = false;  // the weights of products become int8 (ops/gemm/int8.h); on the CPU
+  };
+  void repack(const Repack& how);
+  bool repacked() const { return static_cast<bool>(constants_.t); }  // it cannot be trained or saved any more
+
   const std::vector<Block>& blocks() const { return blocks_; }
   const NormSite& last() const { return last_; }
   EmbeddingScale embedding_scale() const;
@@ -41,7 +49,11 @@ class Model {
   NormPlan plan_;
   Parameters parameters_;
   Weights weights_;
+  Tensor repack_matrix(const Tensor& w, const NormSite* folded, bool int8);
+
   OwnedTensor c_attn_;
+  OwnedTensor constants_;     // C of every layer once they do not change any more
+  std::vector<Buffer> int8_;  // weights
   std::vector<Block> blocks_;
   NormSite last_;
 };

@@ -1,5 +1,8 @@
 #include "model/parameters.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cmath>
 
 #include "core/check.h"
@@ -273,6 +276,13 @@ void Parameters::initialize(std::uint64_t seed, const ValueSink& sink) const {
     write_value(p, host.data());
     if (sink) sink(p, 0, p.size, host.data());
   }
+}
+
+void Parameters::give_back(const Tensor& values) const {
+  if (device().is_cuda()) return;
+  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE)), at = reinterpret_cast<std::uintptr_t>(values.data);
+  const std::uintptr_t first = (at + page - 1) / page * page, last = (at + values.bytes()) / page * page;  // whole pages
+  if (last > first) ::madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
 }
 
 std::vector<float> Parameters::read_value(const Parameter& p) const {

@@ -97,6 +97,9 @@ class Parameters {
   // Draws every parameter from (seed, its name): the same on any device and in any type.
   void initialize(std::uint64_t seed, const ValueSink& sink = {}) const;
 
+  // The memory of values that nobody will read again, to the system (on the CPU).
+  void give_back(const Tensor& values) const;
+
   // Whole values in fp32 on the host: what files and optimizers exchange.
   std::vector<float> read_value(const Parameter& p) const;
   void write_value(const Parameter& p, const float* data) const;

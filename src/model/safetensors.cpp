@@ -134,6 +134,7 @@ const char* safetensors_dtype(DType t) {
     case DType::u32: return "U32";
     case DType::u16: return "U16";
     case DType::u8: return "U8";
+    case DType::i8: return "I8";
   }
   return "?";
 }

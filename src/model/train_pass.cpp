@@ -19,7 +19,9 @@ Gradients::Gradients(Context& ctx, const Parameters& parameters) : arena(ctx, DT
   weights = parameters.bind(arena);
 }
 
-TrainPass::TrainPass(Context& ctx, const Model& model, const Shape& shape) : ctx_(ctx), model_(model), act_(ctx, model, plan_of(shape)) {}
+TrainPass::TrainPass(Context& ctx, const Model& model, const Shape& shape) : ctx_(ctx), model_(model), act_(ctx, model, plan_of(shape)) {
+  check(!model.repacked(), "[train] expected a model as it was loaded, got one that is repacked for generating");
+}
 
 std::size_t TrainPass::planned_bytes(const ModelConfig& config, DType type, Device device, const Shape& shape) {
   return Activations::bytes(config, type, device, plan_of(shape));

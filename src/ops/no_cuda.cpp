@@ -7,6 +7,7 @@
 #include "ops/few_rows/few_rows.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/tuning.h"
+#include "ops/linear/linear.h"
 #include "ops/norm/norm.h"
 #include "ops/rope/rope.h"
 #include "ops/sample/sample.h"
@@ -44,6 +45,8 @@ void few_rows_swiglu(Context&, const FewRows&, const Tensor&, const Tensor&) { a
 void few_rows_logits(Context&, const FewRows&, const Tensor&, const Tensor&) { absent(); }
 
 void gemm(Context&, const Tensor&, const Tensor&, const Tensor&, const GemmOptions&) { absent(); }
+
+void scale_columns(Context&, const Tensor&, const Tensor&, float) { absent(); }
 
 std::map<std::string, std::string> tuning(Context&) { return {}; }
 void set_tuning(Context&, const std::map<std::string, std::string>&) {}

@@ -2,11 +2,16 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "core/memory.h"
+#include "ops/attention/tile_bf16.h"
 #include "ops/gemm/gemm.h"
+#include "ops/gemm/int8.h"
 #include "tests/devices.h"
 #include "tests/ops/case.h"
 
@@ -42,6 +47,79 @@ TEST(GemmByRow, ARowHasItsBitsWhateverComesWithIt) {
   for (const DType type : {DType::f32, DType::bf16})
     for (const std::int64_t depth : {5, 64, 203, 2500})
       check_bits(drawn(type, 270, depth, 1), drawn(type, 141, depth, 2), depth == 64 ? DType::f32 : type);
+}
+
+// Plain loops stand in for a matrix unit.
+TEST(GemmByRow, OnAMatrixUnitToo) {
+  for (const std::int64_t depth : {1, 31, 64, 203, 2500}) {
+    const OwnedTensor x = drawn(DType::bf16, 270, depth, 1), w = drawn(DType::bf16, 141, depth, 2),
+                      expected(on_cpu(), DType::f32, {270, 141}), got(on_cpu(), DType::f32, {270, 141});
+    gemm(on_cpu(), x, w, expected, {.trans_b = true});
+    const cpu::BfTilesAnywhere tiles;
+    gemm(on_cpu(), x, w, got, {.trans_b = true, .by_row = true});
+    const auto a = to_doubles(on_cpu(), got), b = to_doubles(on_cpu(), expected);
+    for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], 1e-5 * std::sqrt(static_cast<double>(depth))) << i << ", " << depth;
+    check_bits(x, w, depth == 64 ? DType::bf16 : DType::f32);
+  }
+}
+
+struct Int8 {
+  Buffer memory;
+  Tensor t;
+  Int8(const Tensor& w, const Tensor& by)
+      : memory(on_cpu(), static_cast<std::size_t>(w.rows() * int8_distance(w.cols()))), t(int8_matrix(memory.data(), w.rows(), w.cols())) {
+    quantize_rows(on_cpu(), w, by, t);
+  }
+};
+
+// What is multiplied by is the weights in 127 steps; nothing else may be lost.
+TEST(GemmByRow, Int8MultipliesByWhatWeightsWereRoundedTo) {
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const std::int64_t depth : {1, 5, 64, 203, 2500}) {
+      const OwnedTensor x = drawn(type, 9, depth, 1), w = drawn(type, 21, depth, 2), by = drawn(DType::f32, 1, depth, 3);
+      const Int8 q(w, Tensor(by.t.data, DType::f32, Device::cpu(), {depth}));
+      const auto xs = to_doubles(on_cpu(), x), ws = to_doubles(on_cpu(), w), factors = to_doubles(on_cpu(), by);
+      const OwnedTensor y = make_tensor(on_cpu(), DType::f32, {9, 21}, std::vector<double>(9 * 21, 2.0));
+      gemm(on_cpu(), x, q.t, y, {.trans_b = true, .accumulate = true, .by_row = true});
+      const auto got = to_doubles(on_cpu(), y);
+      for (std::int64_t o = 0; o < 21; ++o) {
+        const auto weight = [&](std::int64_t i) {
+          return static_cast<double>(static_cast<float>(ws[static_cast<std::size_t>(o * depth + i)]) *
+                                     static_cast<float>(factors[static_cast<std::size_t>(i)]));
+        };
+        double top = 0;
+        for (std::int64_t i = 0; i < depth; ++i) top = std::max(top, std::fabs(weight(i)));
+        for (std::int64_t r = 0; r < 9; ++r) {
+          double sum = 2, size = 0;
+          for (std::int64_t i = 0; i < depth; ++i) {
+            const double term = xs[static_cast<std::size_t>(r * depth + i)] * std::round(weight(i) * 127 / top) * top / 127;
+            sum += term, size += std::fabs(term);
+          }
+          ASSERT_NEAR(got[static_cast<std::size_t>(r * 21 + o)], sum, 2e-6 * (2 + size)) << r << ", " << o << ", depth " << depth;
+        }
+      }
+    }
+}
+
+TEST(GemmByRow, Int8RowsHaveTheirBits) {
+  for (const std::int64_t depth : {64, 203}) {
+    const OwnedTensor w = drawn(DType::bf16, 141, depth, 2);
+    check_bits(drawn(DType::bf16, 270, depth, 1), Int8(w, {}).t, DType::bf16);
+    check_bits(drawn(DType::f32, 270, depth, 1), Int8(w, {}).t, DType::f32);
+  }
+}
+
+TEST(GemmByRow, Int8KeepsZerosAndNaN) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const OwnedTensor w = make_tensor(on_cpu(), DType::f32, {3, 2}, {0, 0, 1, -2, nan, 1}),
+                    x = make_tensor(on_cpu(), DType::f32, {3, 2}, {0, 0, 4, 1, 1, nan}), y(on_cpu(), DType::f32, {3, 3});
+  gemm(on_cpu(), x, Int8(w, {}).t, y, {.trans_b = true, .by_row = true});
+  const auto got = to_doubles(on_cpu(), y);
+  EXPECT_EQ(got[0], 0);
+  EXPECT_EQ(got[1], 0);
+  EXPECT_EQ(got[3], 0);
+  EXPECT_NEAR(got[4], 2, 0.04);
+  for (const std::size_t i : {2, 5, 6, 7, 8}) EXPECT_TRUE(std::isnan(got[i])) << i;
 }
 
 TEST(GemmByRow, RefusesOperandsThatLieOtherwise) {

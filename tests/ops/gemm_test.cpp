@@ -142,6 +142,15 @@ TEST(Linear, AddsToTheGradientOfItsInputWhenAsked) {
   for (const double g : to_doubles(on_cpu(), dx)) EXPECT_EQ(g, 16);
 }
 
+TEST(Linear, ScalesColumns) {
+  for (Context& ctx : test::contexts())
+    for (const DType type : {DType::f32, DType::bf16}) {
+      const OwnedTensor w = make_tensor(ctx, type, {2, 3}, {1, 2, 3, 4, 5, 6}), by = make_tensor(ctx, DType::f32, {3}, {1, -0.5, 2});
+      scale_columns(ctx, w, by, 4);
+      EXPECT_EQ(to_doubles(ctx, w), (std::vector<double>{4, -4, 24, 16, -10, 48}));
+    }
+}
+
 TEST(Gemm, SumsOverNothing) {
   for (const DType type : {DType::f32, DType::bf16}) {
     const OwnedTensor a = make_tensor(on_cpu(), type, {2, 0}), b = make_tensor(on_cpu(), type, {0, 3});

@@ -44,6 +44,22 @@ std::vector<double> through(const SitePlan& plan, const std::vector<double>& x, 
   return to_doubles(on_cpu(), z);
 }
 
+// Without γ a site computes what it computes with one of ones; odd widths and even ones take different kernels on a GPU.
+TEST(NormProperties, NoGammaIsOne) {
+  for (Context& ctx : test::contexts())
+    for (const DType type : {DType::f32, DType::bf16})
+      for (const std::int64_t c : {7, 64})
+        for (const Map map : {Map::id, Map::tanh, Map::erf})
+          for (const Stat stat : {Stat::none, Stat::rms, Stat::mean_var}) {
+            const OwnedTensor x = make_tensor(ctx, type, {3, c}, draw({{"x", {3, c}}}, type).at("x")), z = make_tensor(ctx, type, {3, c}),
+                              plain = make_tensor(ctx, type, {3, c}),
+                              ones = make_tensor(ctx, DType::f32, {c}, std::vector<double>(static_cast<std::size_t>(c), 1.0));
+            norm(ctx, {.stat = stat, .map = map, .gamma = ones}, {.x = x, .z = z});
+            norm(ctx, {.stat = stat, .map = map}, {.x = x, .z = plain});
+            EXPECT_EQ(to_doubles(ctx, z), to_doubles(ctx, plain));
+          }
+}
+
 double mean_of_squares(const std::vector<double>& x) {
   double s = 0;
   for (double v : x) s += v * v;

@@ -1,21 +1,24 @@
 // Attention over pages on the CPU: keys and values are read in their own type, where they lie. A row's bits do not depend on the others:
-// every score is one dot product, and every sum goes over the keys in order.
+// scores are products by row (gemm/row_tiles.h), and every sum goes over the keys in order.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "core/check.h"
 #include "core/threads.h"
 #include "ops/attention/paged.h"
 #include "ops/attention/tile.h"
-#include "ops/gemm/dot.h"
+#include "ops/gemm/row_tiles.h"
 
 namespace bhyt::cpu {
 
 namespace {
 
-constexpr std::int64_t kQueries = 8;  // rows of a piece that share each key they read
+// Queries of a piece that are worked on together: with the heads that share their keys, this many rows.
+constexpr std::int64_t kTogether = 32;
+std::int64_t queries_together(std::int64_t heads) { return std::max<std::int64_t>(1, kTogether / heads); }
 
 // Some queries of one sequence, of the heads that share a key/value head.
 template <class T>
@@ -27,45 +30,94 @@ struct Group {
   const std::int32_t* table;  // of the sequence
   std::int64_t past, queries, heads, d;
 
-  const T* row(const T* base, std::int64_t position) const {
-    return base + (table[position / kPageTokens] * kPageTokens + position % kPageTokens) * ld;
+  std::int64_t rows() const { return heads * queries; }
+  std::int64_t keys() const { return past + queries; }
+  const T* page(const T* base, std::int64_t key) const { return base + table[key / kPageTokens] * kPageTokens * ld; }
+};
+
+// What a group needs to compute in, one behind the other.
+struct Scratch {
+  float *panel, *q, *values, *o, *p, *inverse, *one_row;
+  std::int64_t ldq, ldo, ldp;
+
+  static std::int64_t size(std::int64_t rows, std::int64_t d, std::int64_t keys) {
+    const std::int64_t n = round_up(rows, kRows), width = round_up(d, kCols);
+    return kPanelFloats + rows * row_distance(d) + kPageTokens * width + n * width + n * (round_up(keys, kPageTokens) + 1) +
+           std::max(d, kRows);
+  }
+  Scratch(float* at, std::int64_t rows, std::int64_t d, std::int64_t keys)
+      : ldq(row_distance(d)), ldo(round_up(d, kCols)), ldp(round_up(keys, kPageTokens)) {
+    const std::int64_t n = round_up(rows, kRows);
+    panel = at;
+    q = panel + kPanelFloats;
+    values = q + rows * ldq;
+    o = values + kPageTokens * ldo;
+    p = o + n * ldo;
+    inverse = p + n * ldp;
+    one_row = inverse + n;
   }
 };
 
-std::int64_t scratch_floats(std::int64_t heads, std::int64_t d, std::int64_t queries, std::int64_t length) {
-  return heads * queries * (2 * d + round_up(length, kCols) + 1);
+// Rows of q, by query and then by head, as the products want them.
+template <class T>
+void load_queries(const Group<T>& g, const Scratch& s) {
+  const float scale = 1.0f / std::sqrt(static_cast<float>(g.d));
+  for (std::int64_t i = 0; i < g.rows(); ++i) {
+    const T* const q = g.q + i / g.heads * g.ldq + i % g.heads * g.d;
+    for (std::int64_t j = 0; j < g.d; ++j) s.one_row[j] = scale * to_float(q[j]);
+    pack_row(s.one_row, g.d, g.rows() >= kManyRows, s.q + i * s.ldq);
+  }
 }
 
 template <class T>
-void attend(const Group<T>& s, float* scratch) {
-  const std::int64_t total = s.past + s.queries, n = s.heads * s.queries, width = round_up(total, kCols);
-  float* const q = scratch;
-  float* const o = q + n * s.d;
-  float* const p = o + n * s.d;
-  float* const inverse = p + n * width;
-  const float scale = 1.0f / std::sqrt(static_cast<float>(s.d));
-  const auto rows_of = [&](const T* base, std::int64_t key, const T** rows) {
-    for (std::int64_t r = 0; r < 4; ++r) rows[r] = s.row(base, std::min(key + r, total - 1));
-  };
-  for (std::int64_t i = 0; i < n; ++i)
-    for (std::int64_t j = 0; j < s.d; ++j) q[i * s.d + j] = scale * to_float(s.q[i / s.heads * s.ldq + i % s.heads * s.d + j]);
-  std::fill_n(o, n * s.d, 0.0f);
-  const T* rows[4];
-  for (std::int64_t key = 0; key < total; key += 4) {
-    rows_of(s.k, key, rows);
-    for (std::int64_t i = 0; i < n; ++i) dot4(q + i * s.d, rows, s.d, p + i * width + key);
+void scores(const Group<T>& g, const Scratch& s) {
+  for (std::int64_t key = 0; key < g.keys(); key += kPageTokens)
+    run(RowTask<T>{.rows = g.rows(),
+                   .outs = std::min(kPageTokens, g.keys() - key),
+                   .depth = g.d,
+                   .many = g.rows() >= kManyRows,
+                   .x = s.q,
+                   .ldx = s.ldq,
+                   .w = g.page(g.k, key),
+                   .ldw = g.ld,
+                   .sums = s.p + key,
+                   .ldsums = s.ldp,
+                   .panel = s.panel});
+}
+
+// o += p · values, page by page; behind the last key are zeros.
+template <class T>
+void add_values(const Group<T>& g, const Scratch& s) {
+  std::fill_n(s.one_row, kRows, 1.0f);
+  for (std::int64_t key = 0; key < g.keys(); key += kPageTokens) {
+    const T* const v = g.page(g.v, key);
+    const std::int64_t there = std::min(kPageTokens, g.keys() - key);
+    for (std::int64_t k = 0; k < kPageTokens; ++k) {
+      float* const row = s.values + k * s.ldo;
+      for (std::int64_t j = 0; j < g.d; ++j) row[j] = k < there ? to_float(v[k * g.ld + j]) : 0.0f;
+      std::fill(row + g.d, row + s.ldo, 0.0f);
+    }
+    for (std::int64_t i = 0; i < g.rows(); i += kRows)
+      product_add(s.ldo, kPageTokens, s.p + i * s.ldp + key, s.ldp, s.values, s.ldo, s.o + i * s.ldo, s.ldo, s.one_row);
   }
-  for (std::int64_t i = 0; i < n; ++i) {
-    const std::int64_t seen = s.past + i / s.heads + 1;
-    std::fill(p + i * width + seen, p + (i + 1) * width, -std::numeric_limits<float>::infinity());
-    inverse[i] = 1.0f / softmax_row(p + i * width, width);
+}
+
+template <class T>
+void attend(const Group<T>& g, float* memory) {
+  const Scratch s(memory, g.rows(), g.d, g.keys());
+  const std::int64_t n = round_up(g.rows(), kRows);
+  load_queries(g, s);
+  scores(g, s);
+  for (std::int64_t i = 0; i < g.rows(); ++i) {
+    const std::int64_t seen = g.past + i / g.heads + 1;
+    std::fill(s.p + i * s.ldp + seen, s.p + (i + 1) * s.ldp, -std::numeric_limits<float>::infinity());
+    s.inverse[i] = 1.0f / softmax_row(s.p + i * s.ldp, s.ldp);
   }
-  for (std::int64_t key = 0; key < total; key += 4) {
-    rows_of(s.v, key, rows);
-    for (std::int64_t i = 0; i < n; ++i) add4(o + i * s.d, p + i * width + key, rows, s.d);
-  }
-  for (std::int64_t i = 0; i < n; ++i)
-    store_rows(o + i * s.d, s.d, inverse + i, s.out + i / s.heads * s.ldout + i % s.heads * s.d, s.ldout, 1, s.d);
+  std::fill(s.p + g.rows() * s.ldp, s.p + n * s.ldp, 0.0f);
+  std::fill_n(s.o, n * s.ldo, 0.0f);
+  add_values(g, s);
+  for (std::int64_t i = 0; i < g.rows(); ++i)
+    store_rows(s.o + i * s.ldo, s.ldo, s.inverse + i, g.out + i / g.heads * g.ldout + i % g.heads * g.d, g.ldout, 1, g.d);
 }
 
 }  // namespace
@@ -87,14 +139,14 @@ void attention_paged(Context& ctx, const Tensor& q, const Tensor& pages, const T
     const PagedPiece* piece;
     std::int64_t begin;
   };
+  const std::int64_t heads = s.heads / s.kv_heads, together = queries_together(heads);
   std::vector<Part> parts;
   std::int64_t longest = 0;
   for (const PagedPiece& p : at.pieces) {
-    for (std::int64_t begin = 0; begin < p.rows; begin += kQueries) parts.push_back({&p, begin});
+    for (std::int64_t begin = 0; begin < p.rows; begin += together) parts.push_back({&p, begin});
     longest = std::max(longest, p.past + p.rows);
   }
-  const std::int64_t heads = s.heads / s.kv_heads;
-  const WorkerScratch scratch = ctx.worker_scratch(scratch_floats(heads, s.head_dim, kQueries, longest));
+  const WorkerScratch scratch = ctx.worker_scratch(Scratch::size(heads * std::min(q.rows(), together), s.head_dim, longest));
   dispatch_float(q.dtype, [&](auto zero) {
     using T = decltype(zero);
     parallel_tasks(ctx.threads(), std::ssize(parts) * s.kv_heads, [&](std::int64_t t, int worker) {
@@ -109,7 +161,7 @@ void attention_paged(Context& ctx, const Tensor& q, const Tensor& pages, const T
                       .ldout = out.ld,
                       .table = at.table.as<std::int32_t>() + piece->sequence * at.table.cols(),
                       .past = piece->past + begin,
-                      .queries = std::min(kQueries, piece->rows - begin),
+                      .queries = std::min(together, piece->rows - begin),
                       .heads = heads,
                       .d = s.head_dim},
              scratch.of(worker));
@@ -117,8 +169,9 @@ void attention_paged(Context& ctx, const Tensor& q, const Tensor& pages, const T
   });
 }
 
-void reserve_attention_paged(Context& ctx, std::int64_t, std::int64_t length, const AttentionShape& s) {
-  ctx.worker_scratch(scratch_floats(s.heads / s.kv_heads, s.head_dim, kQueries, length));
+void reserve_attention_paged(Context& ctx, std::int64_t rows, std::int64_t length, const AttentionShape& s) {
+  const std::int64_t heads = s.heads / s.kv_heads;
+  ctx.worker_scratch(Scratch::size(heads * std::min(rows, queries_together(heads)), s.head_dim, length));
 }
 
 }  // namespace bhyt::cpu

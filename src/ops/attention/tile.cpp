@@ -140,14 +140,6 @@ ALWAYS_INLINE float exponentials(float* row, std::int64_t n, float shift) {
 }
 
 template <class T>
-ALWAYS_INLINE void add_rows(float* __restrict o, const float* p, const T* const* rows, std::int64_t d) {
-  const T *v0 = rows[0], *v1 = rows[1], *v2 = rows[2], *v3 = rows[3];
-  const float p0 = p[0], p1 = p[1], p2 = p[2], p3 = p[3];
-#pragma omp simd
-  for (std::int64_t j = 0; j < d; ++j) o[j] += p0 * to_float(v0[j]) + p1 * to_float(v1[j]) + p2 * to_float(v2[j]) + p3 * to_float(v3[j]);
-}
-
-template <class T>
 ALWAYS_INLINE void load_rows(const T* in, std::int64_t ld, std::int64_t n, std::int64_t d, float scale, float* out, std::int64_t width) {
   for (std::int64_t i = 0; i < n; ++i) {
     float* const row = out + i * width;
@@ -281,8 +273,5 @@ BHYT_CLONES void softmax_gradient(float* s, float* dp, const Block& block) {
 }
 
 BHYT_CLONES float softmax_row(float* s, std::int64_t n) { return exponentials(s, n, largest(s, n)); }
-
-BHYT_CLONES void add4(float* o, const float* p, const float* const* rows, std::int64_t d) { add_rows(o, p, rows, d); }
-BHYT_CLONES void add4(float* o, const float* p, const bf16* const* rows, std::int64_t d) { add_rows(o, p, rows, d); }
 
 }  // namespace bhyt::cpu

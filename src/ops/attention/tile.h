@@ -83,8 +83,4 @@ void softmax_gradient(float* s, float* dp, const Block& block);
 // In place over a row of n scores (a multiple of kCols), not normalized: returns the sum.
 float softmax_row(float* s, std::int64_t n);
 
-// o [d] += Σ p[i]·rows[i], four rows.
-void add4(float* o, const float* p, const float* const* rows, std::int64_t d);
-void add4(float* o, const float* p, const bf16* const* rows, std::int64_t d);
-
 }  // namespace bhyt::cpu

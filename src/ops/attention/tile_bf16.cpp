@@ -104,6 +104,8 @@ BHYT_ROUNDS void unit_round_pair(const float* even, const float* odd, std::int64
 }
 #endif
 
+}  // namespace
+
 bool has_matrix_unit() {
 #if defined(__x86_64__)
   static const bool yes = ask_for_matrix_unit();
@@ -112,6 +114,8 @@ bool has_matrix_unit() {
   return false;
 #endif
 }
+
+namespace {
 
 using Word = std::uint32_t;  // two elements of bf16, the first one in the lower half
 

@@ -11,6 +11,8 @@ namespace bhyt::cpu {
 
 constexpr std::int64_t kUnit = 32;  // what every size of a product is a multiple of
 
+bool has_matrix_unit();  // of the processor, and given to this process
+
 // Whether attention in bf16 takes these products: where there is a matrix unit, or while a BfTilesAnywhere lives.
 bool use_bf16_tiles();
 

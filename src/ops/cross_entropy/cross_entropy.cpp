@@ -32,7 +32,7 @@ void cross_entropy(Context& ctx, const CrossEntropy& job) {
   const Tensor& x = job.x;
   const std::int64_t n = x.rows(), c = x.cols(), v = job.w.rows();
   check(x.dtype == DType::f32 || x.dtype == DType::bf16, "[cross_entropy] expected x fp32 or bf16, got {}", name_of(x.dtype));
-  check_matrix(job.w, "w", x.dtype, v, c, x.device);
+  check_matrix(job.w, "w", job.by_row && job.w.dtype == DType::i8 ? DType::i8 : x.dtype, v, c, x.device);
   check(job.targets.data || n == 0, "[cross_entropy] expected targets, got none");
   check_vector(job.targets, "targets", DType::i32, n, x.device);
   check_vector(job.weights, "weights", DType::f32, n, x.device);

@@ -14,7 +14,8 @@ struct GemmOptions {
   bool by_row = false;      // every row of c has the same bits whatever rows come with it; for b transposed and a not, on the CPU alone
 };
 
-// c [m,n] = op(a) [m,k] · op(b) [k,n]. a and b share a type (fp32 or bf16); c is fp32 or bf16. Column slices (ld) are fine.
+// c [m,n] = op(a) [m,k] · op(b) [k,n]. a and b share a type (fp32 or bf16), but for b in int8 (int8.h) in a product by_row; c is fp32 or
+// bf16. Column slices (ld) are fine.
 void gemm(Context& ctx, const Tensor& a, const Tensor& b, const Tensor& c, GemmOptions options = {});
 
 // Takes the scratch of products by_row of up to `rows` rows and depth k, so that a settled context can go on.

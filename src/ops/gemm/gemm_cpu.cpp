@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "core/threads.h"
-#include "ops/gemm/dot.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/library.h"
 #include "ops/gemm/rows.h"
@@ -134,23 +133,6 @@ void product_by_pieces(Context& ctx, const Product<In, Out>& p) {
   });
 }
 
-template <class In>
-inline __attribute__((always_inline)) void four_sums(const float* x, const In* const* rows, std::int64_t k, float* out) {
-  const In *b0 = rows[0], *b1 = rows[1], *b2 = rows[2], *b3 = rows[3];
-  float s0 = 0, s1 = 0, s2 = 0, s3 = 0;
-#pragma omp simd reduction(+ : s0, s1, s2, s3)
-  for (std::int64_t j = 0; j < k; ++j) {
-    s0 += x[j] * to_float(b0[j]);
-    s1 += x[j] * to_float(b1[j]);
-    s2 += x[j] * to_float(b2[j]);
-    s3 += x[j] * to_float(b3[j]);
-  }
-  out[0] = s0;
-  out[1] = s1;
-  out[2] = s2;
-  out[3] = s3;
-}
-
 template <class In, class Out>
 void multiply(Context& ctx, const Product<In, Out>& p) {
   if (p.m == 0 || p.n == 0) return;
@@ -163,9 +145,6 @@ void multiply(Context& ctx, const Product<In, Out>& p) {
 }
 
 }  // namespace
-
-BHYT_CLONES void dot4(const float* x, const float* const* rows, std::int64_t k, float* out) { four_sums(x, rows, k, out); }
-BHYT_CLONES void dot4(const float* x, const bf16* const* rows, std::int64_t k, float* out) { four_sums(x, rows, k, out); }
 
 void gemm(Context& ctx, const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& o) {
   if (a.cols() > 0 && (o.by_row || (a.rows() <= kFewRows && o.trans_b && !o.trans_a))) return rows_product(ctx, a, b, c, o.accumulate);

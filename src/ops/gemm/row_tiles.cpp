@@ -67,17 +67,21 @@ struct Sums {
   }
 };
 
-// Calls f(begin, size) for the blocks of the depth: whole ones, a shorter one of whole steps, and what is left.
-template <int L, class F>
-ALWAYS_INLINE void for_blocks(std::int64_t depth, F&& f) {
-  const std::int64_t whole = depth / (kGroups * L) * (kGroups * L);
-  for (std::int64_t at = 0; at < whole; at += kDepth) f(at, std::min(kDepth, whole - at));
-  if (whole < depth) f(whole, depth - whole);
-}
+// The blocks of the depth: whole ones, a shorter one of whole steps, and what is left. (No lambda over them: it would be compiled for the
+// plainest processor, whatever the function around it is compiled for.)
+template <int L>
+struct DepthBlock {
+  std::int64_t depth, at = 0;
+  static constexpr std::int64_t kStep = kGroups * L;
+  ALWAYS_INLINE bool there() const { return at < depth; }
+  ALWAYS_INLINE bool whole() const { return depth - at >= kStep; }  // else it has to be padded to kStep
+  ALWAYS_INLINE std::int64_t size() const { return whole() ? std::min(kDepth, (depth - at) / kStep * kStep) : depth - at; }
+  ALWAYS_INLINE std::int64_t width() const { return whole() ? size() : kStep; }
+};
 
-// Zeros behind a row that is shorter than whole steps.
+// A row that is shorter than a step, with zeros behind it.
 template <int L, class W>
-const float* padded(const W* row, std::int64_t n, float* out) {
+ALWAYS_INLINE const float* padded(const W* row, std::int64_t n, float* out) {
   for (std::int64_t i = 0; i < kGroups * L; ++i) out[i] = i < n ? to_float(row[i]) : 0.0f;
   return out;
 }
@@ -117,14 +121,14 @@ ALWAYS_INLINE void few_rows(std::int64_t rows, std::int64_t k, const float* x, s
 template <int L, class W>
 ALWAYS_INLINE void task_of_few(const RowTask<W>& t) {
   for (std::int64_t out = 0; out < t.outs; ++out)
-    for_blocks<L>(t.depth, [&](std::int64_t at, std::int64_t size) {
-      const W* const w = t.w + out * t.ldw + at;
-      const Sums sums{t.sums + out, t.outs, at == 0};
-      if (size % (kGroups * L) == 0)
-        few_rows<L>(t.rows, size, t.x + at, t.ldx, w, sums);
+    for (DepthBlock<L> b{t.depth}; b.there(); b.at += b.size()) {
+      const W* const w = t.w + out * t.ldw + b.at;
+      const Sums sums{t.sums + out, t.ldsums, b.at == 0};
+      if (b.whole())
+        few_rows<L>(t.rows, b.size(), t.x + b.at, t.ldx, w, sums);
       else
-        few_rows<L>(t.rows, kGroups * L, t.x + at, t.ldx, padded<L>(w, size, t.panel), sums);
-    });
+        few_rows<L>(t.rows, b.width(), t.x + b.at, t.ldx, padded<L>(w, b.size(), t.panel), sums);
+    }
 }
 
 // The vectors of a block that belong to one sum, side by side.
@@ -141,12 +145,12 @@ ALWAYS_INLINE void part_groups(const In* in, std::int64_t size, float* out) {
 }
 
 template <int L, class In>
-ALWAYS_INLINE void part_groups_padded(const In* in, std::int64_t size, float* out) {
-  float end[kGroups * L];
-  if (size % (kGroups * L) == 0)
-    part_groups<L>(in, size, out);
+ALWAYS_INLINE void part_block(const In* row, const DepthBlock<L>& b, float* out) {
+  float end[b.kStep];
+  if (b.whole())
+    part_groups<L>(row + b.at, b.size(), out);
   else
-    part_groups<L>(padded<L>(in, size, end), kGroups * L, out);
+    part_groups<L>(padded<L>(row + b.at, b.size(), end), b.width(), out);
 }
 
 // R rows of x times C rows of w, their groups parted; k columns each.
@@ -176,11 +180,11 @@ ALWAYS_INLINE void tile(std::int64_t k, const float* x, std::int64_t ldx, const 
 
 // A block of C rows of w, for all rows of x.
 template <int L, int C, class W>
-ALWAYS_INLINE void panel(const RowTask<W>& t, std::int64_t out, std::int64_t at, std::int64_t size) {
-  const std::int64_t k = std::max<std::int64_t>(size / (kGroups * L), 1) * (kGroups * L);
-  for (int c = 0; c < C; ++c) part_groups_padded<L>(t.w + (out + c) * t.ldw + at, size, t.panel + c * k);
-  const float* x = t.x + at;
-  Sums sums{t.sums + out, t.outs, at == 0};
+ALWAYS_INLINE void panel(const RowTask<W>& t, std::int64_t out, const DepthBlock<L>& b) {
+  const std::int64_t k = b.width();
+  for (int c = 0; c < C; ++c) part_block<L>(t.w + (out + c) * t.ldw, b, t.panel + c * k);
+  const float* x = t.x + b.at;
+  Sums sums{t.sums + out, t.ldsums, b.at == 0};
   for (std::int64_t rows = t.rows; rows > 0; rows -= 4, x += 4 * t.ldx, sums.at += 4 * sums.ld) {
     if (rows >= 4)
       tile<L, 4, C>(k, x, t.ldx, t.panel, sums);
@@ -195,11 +199,11 @@ ALWAYS_INLINE void panel(const RowTask<W>& t, std::int64_t out, std::int64_t at,
 
 template <int L, int C, class W>
 ALWAYS_INLINE void task_of_many(const RowTask<W>& t) {
-  for_blocks<L>(t.depth, [&](std::int64_t at, std::int64_t size) {
+  for (DepthBlock<L> b{t.depth}; b.there(); b.at += b.size()) {
     std::int64_t out = 0;
-    for (; out + C <= t.outs; out += C) panel<L, C>(t, out, at, size);
-    for (; out < t.outs; ++out) panel<L, 1>(t, out, at, size);
-  });
+    for (; out + C <= t.outs; out += C) panel<L, C>(t, out, b);
+    for (; out < t.outs; ++out) panel<L, 1>(t, out, b);
+  }
 }
 
 // Vectors of L lanes; C rows of w beside four of x fill the registers.
@@ -212,7 +216,7 @@ template <int L, class In>
 ALWAYS_INLINE void pack(const In* x, std::int64_t depth, bool many, float* out) {
   std::fill(out + depth, out + row_distance(depth), 0.0f);
   if (many)
-    for_blocks<L>(depth, [&](std::int64_t at, std::int64_t size) { part_groups_padded<L>(x + at, size, out + at); });
+    for (DepthBlock<L> b{depth}; b.there(); b.at += b.size()) part_block<L>(x, b, out + b.at);
   else
     for (std::int64_t i = 0; i < depth; ++i) out[i] = to_float(x[i]);
 }

@@ -29,7 +29,8 @@ struct RowTask {
   std::int64_t ldx = 0;
   const W* w = nullptr;  // [outs, depth]
   std::int64_t ldw = 0;
-  float* sums = nullptr;   // [rows, outs], written
+  float* sums = nullptr;  // [rows, outs], written
+  std::int64_t ldsums = 0;
   float* panel = nullptr;  // kPanelFloats
 };
 

@@ -7,7 +7,7 @@
 
 namespace bhyt::cpu {
 
-// x of w's type, or fp32 or bf16 where w is int8 (quantize.h); y fp32 or bf16.
+// x of w's type, or fp32 or bf16 where w is int8 (int8.h); y fp32 or bf16.
 void rows_product(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate);
 
 // Takes the scratch for products of up to `rows` rows and `depth` columns, so that a settled context can go on.

@@ -1,7 +1,11 @@
+// Work is cut into tasks: some rows of x (packed as the kernels want them) times some rows of w.
 #include <algorithm>
 
 #include "core/threads.h"
+#include "ops/attention/tile_bf16.h"
+#include "ops/gemm/int8.h"
 #include "ops/gemm/row_tiles.h"
+#include "ops/gemm/row_units.h"
 #include "ops/gemm/rows.h"
 
 namespace bhyt::cpu {
@@ -12,25 +16,12 @@ constexpr std::int64_t kAtOnce = 256;              // rows of x that are packed 
 constexpr std::int64_t kTaskRows = 64;             // of x in a task
 constexpr std::int64_t kTaskOuts = 128;            // of w in a task, at most
 constexpr std::int64_t kTaskElements = 128 << 10;  // of w in a task: enough to be read in one go
+constexpr std::int64_t kSums = kTaskRows * kTaskOuts;
 
-// Rows of w in a task.
-std::int64_t task_outs(std::int64_t depth) {
-  return std::clamp(kTaskElements / std::max<std::int64_t>(depth, 1) / 8 * 8, std::int64_t{8}, kTaskOuts);
-}
-
-template <class In>
-void pack(Context& ctx, const Tensor& x, bool many, float* out) {
-  const std::int64_t width = row_distance(x.cols());
-  parallel_for(ctx.threads(), x.rows(), (1 << 16) / width + 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) pack_row(x.as<In>() + i * x.ld, x.cols(), many, out + i * width);
-  });
-}
-
-float* packed_rows(Context& ctx, std::int64_t rows, std::int64_t depth) {
-  return static_cast<float*>(ctx.scratch(static_cast<std::size_t>(std::min(rows, kAtOnce) * row_distance(depth)) * sizeof(float)));
-}
-
-WorkerScratch task_scratch(Context& ctx) { return ctx.worker_scratch(kPanelFloats + kTaskRows * kTaskOuts); }
+// Which rows and outputs a task is about.
+struct Part {
+  std::int64_t row, rows, out, outs;
+};
 
 BHYT_CLONES void put_row(const float* sums, std::int64_t n, float* y, bool accumulate) {
   for (std::int64_t i = 0; i < n; ++i) y[i] = accumulate ? y[i] + sums[i] : sums[i];
@@ -39,31 +30,111 @@ BHYT_CLONES void put_row(const float* sums, std::int64_t n, bf16* y, bool accumu
   for (std::int64_t i = 0; i < n; ++i) y[i] = to_bf16(accumulate ? to_float(y[i]) + sums[i] : sums[i]);
 }
 
-template <class In>
-void product(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
-  const std::int64_t depth = x.cols(), outs = task_outs(depth), across = (w.rows() + outs - 1) / outs;
-  const bool many = x.rows() >= kManyRows;
-  float* const packed = packed_rows(ctx, x.rows(), depth);
-  pack<In>(ctx, x, many, packed);
-  const WorkerScratch scratch = task_scratch(ctx);
-  const std::int64_t down = (x.rows() + kTaskRows - 1) / kTaskRows;
+// A part's sums [rows, ·], ld apart, to their place in y.
+void put(const float* sums, std::int64_t ld, const Part& p, const Tensor& y, bool accumulate) {
+  dispatch_float(y.dtype, [&]<class Out>(Out) {
+    for (std::int64_t i = 0; i < p.rows; ++i) put_row(sums + i * ld, p.outs, y.as<Out>() + (p.row + i) * y.ld + p.out, accumulate);
+  });
+}
+
+// Where rows are packed, and what each worker computes in: kSums for results, and as much again or a panel. In the context's workspace
+// alone, for callers have their own things in the other scratch.
+struct Memory {
+  void* packed;
+  WorkerScratch workers;
+};
+Memory memory_for(Context& ctx, std::int64_t rows, std::int64_t depth) {
+  constexpr std::int64_t worker = kSums + std::max(kPanelFloats, kSums);
+  const std::int64_t n = std::min(rows, kAtOnce), workers = ctx.threads().workers();
+  const std::int64_t floats = n * row_distance(depth) * 4, tiles = packed_size(n, depth) * 2, digits = n * (digits_distance(depth) + 4);
+  const std::int64_t packed = round_up(std::max({floats, tiles, digits}), 256);
+  char* const at = static_cast<char*>(ctx.scratch(static_cast<std::size_t>(packed + workers * worker * 4), Context::Use::workspace));
+  return {at, {reinterpret_cast<float*>(at + packed), worker}};
+}
+
+// Calls f(i) for the rows of x.
+template <class F>
+void each_row(Context& ctx, const Tensor& x, F&& f) {
+  parallel_for(ctx.threads(), x.rows(), (1 << 15) / x.cols() + 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) f(i);
+  });
+}
+
+// Calls f(part, scratch) for the parts of a product; they have `least_outs` rows of w or a multiple.
+template <class F>
+void for_parts(Context& ctx, const Tensor& x, const Tensor& w, const Memory& memory, std::int64_t least_outs, F&& f) {
+  const std::int64_t fit = kTaskElements / x.cols() / least_outs * least_outs, outs = std::clamp(fit, least_outs, kTaskOuts);
+  const std::int64_t down = (x.rows() + kTaskRows - 1) / kTaskRows, across = (w.rows() + outs - 1) / outs;
   parallel_tasks(ctx.threads(), across * down, [&](std::int64_t t, int worker) {
     const std::int64_t row = t % down * kTaskRows, out = t / down * outs;
-    const RowTask<In> task{.rows = std::min(kTaskRows, x.rows() - row),
-                           .outs = std::min(outs, w.rows() - out),
-                           .depth = depth,
-                           .many = many,
-                           .x = packed + row * row_distance(depth),
-                           .ldx = row_distance(depth),
-                           .w = w.as<In>() + out * w.ld,
-                           .ldw = w.ld,
-                           .sums = scratch.of(worker) + kPanelFloats,
-                           .panel = scratch.of(worker)};
-    run(task);
-    dispatch_float(y.dtype, [&]<class Out>(Out) {
-      for (std::int64_t i = 0; i < task.rows; ++i)
-        put_row(task.sums + i * task.outs, task.outs, y.as<Out>() + (row + i) * y.ld + out, accumulate);
-    });
+    f(Part{row, std::min(kTaskRows, x.rows() - row), out, std::min(outs, w.rows() - out)}, memory.workers.of(worker));
+  });
+}
+
+template <class In>
+void by_tiles(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
+  const std::int64_t depth = x.cols(), distance = row_distance(depth);
+  const bool many = x.rows() >= kManyRows;
+  const Memory memory = memory_for(ctx, x.rows(), depth);
+  auto* const packed = static_cast<float*>(memory.packed);
+  each_row(ctx, x, [&](std::int64_t i) { pack_row(x.as<In>() + i * x.ld, depth, many, packed + i * distance); });
+  for_parts(ctx, x, w, memory, 8, [&](const Part& p, float* scratch) {
+    run(RowTask<In>{.rows = p.rows,
+                    .outs = p.outs,
+                    .depth = depth,
+                    .many = many,
+                    .x = packed + p.row * distance,
+                    .ldx = distance,
+                    .w = w.as<In>() + p.out * w.ld,
+                    .ldw = w.ld,
+                    .sums = scratch,
+                    .ldsums = p.outs,
+                    .panel = scratch + kSums});
+    put(scratch, p.outs, p, y, accumulate);
+  });
+}
+
+void by_units(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
+  const std::int64_t depth = x.cols(), size = packed_size(kTileRows, depth);
+  const Memory memory = memory_for(ctx, x.rows(), depth);
+  auto* const packed = static_cast<bf16*>(memory.packed);
+  parallel_tasks(ctx.threads(), (x.rows() + kTileRows - 1) / kTileRows, [&](std::int64_t t) {
+    const std::int64_t row = t * kTileRows;
+    pack_tiles(x.as<bf16>() + row * x.ld, x.ld, std::min(kTileRows, x.rows() - row), depth, packed + t * size);
+  });
+  for_parts(ctx, x, w, memory, 4 * kTileRows, [&](const Part& p, float* scratch) {
+    const std::int64_t rows = round_up(p.rows, kTileRows), outs = round_up(p.outs, kTileRows);
+    const MatrixUnit unit;
+    run(UnitTask{.rows = p.rows,
+                 .outs = p.outs,
+                 .depth = depth,
+                 .x = packed + p.row / kTileRows * size,
+                 .w = w.as<bf16>() + p.out * w.ld,
+                 .ldw = w.ld,
+                 .sums = scratch + kSums,
+                 .ldsums = rows});
+    transpose(scratch + kSums, outs, rows, scratch);
+    put(scratch, outs, p, y, accumulate);
+  });
+}
+
+void by_int8(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
+  const std::int64_t depth = x.cols(), distance = digits_distance(depth);
+  const Memory memory = memory_for(ctx, x.rows(), depth);
+  auto* const scales = static_cast<float*>(memory.packed);
+  auto* const packed = reinterpret_cast<std::uint8_t*>(scales + x.rows());
+  dispatch_float(x.dtype, [&]<class In>(In) {
+    each_row(ctx, x, [&](std::int64_t i) { scales[i] = pack_digits(x.as<In>() + i * x.ld, depth, packed + i * distance); });
+  });
+  for_parts(ctx, x, w, memory, 8, [&](const Part& p, float* scratch) {
+    run(Int8Task{.rows = p.rows,
+                 .outs = p.outs,
+                 .depth = depth,
+                 .x = packed + p.row * distance,
+                 .scales = scales + p.row,
+                 .w = w.as<std::int8_t>() + p.out * w.ld,
+                 .sums = scratch});
+    put(scratch, p.outs, p, y, accumulate);
   });
 }
 
@@ -72,13 +143,18 @@ void product(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bo
 void rows_product(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
   for (std::int64_t first = 0; first < x.rows(); first += kAtOnce) {
     const std::int64_t n = std::min(kAtOnce, x.rows() - first);
-    dispatch_float(w.dtype, [&]<class In>(In) { product<In>(ctx, x.row_slice(first, n), w, y.row_slice(first, n), accumulate); });
+    const Tensor some = x.row_slice(first, n), to = y.row_slice(first, n);
+    if (w.dtype == DType::i8)
+      by_int8(ctx, some, w, to, accumulate);
+    else if (w.dtype == DType::f32)
+      by_tiles<float>(ctx, some, w, to, accumulate);
+    else if (use_bf16_tiles())
+      by_units(ctx, some, w, to, accumulate);
+    else
+      by_tiles<bf16>(ctx, some, w, to, accumulate);
   }
 }
 
-void reserve_rows_product(Context& ctx, std::int64_t rows, std::int64_t depth) {
-  packed_rows(ctx, rows, depth);
-  task_scratch(ctx);
-}
+void reserve_rows_product(Context& ctx, std::int64_t rows, std::int64_t depth) { memory_for(ctx, rows, depth); }
 
 }  // namespace bhyt::cpu

@@ -39,4 +39,25 @@ void linear_backward(Context& ctx, const Tensor& x, const Tensor& w, const Tenso
   if (dx) gemm(ctx, dy, w, dx, {.accumulate = adds.dx});
 }
 
+void scale_columns(Context& ctx, const Tensor& w, const Tensor& by, float factor) {
+  check(by.dtype == DType::f32 && by.size() == w.cols(), "[scale_columns] expected a factor for each of {} columns, got {} {}", w.cols(),
+        name_of(by.dtype), shape_string(by));
+  const Operation operation(ctx, "scale_columns", profile::Kind::other, w.device);
+  if (ctx.device().is_cuda())
+    cuda::scale_columns(ctx, w, by, factor);
+  else
+    cpu::scale_columns(ctx, w, by, factor);
+}
+
+void cpu::scale_columns(Context& ctx, const Tensor& w, const Tensor& by, float factor) {
+  dispatch_float(w.dtype, [&]<class T>(T) {
+    parallel_for(ctx.threads(), w.rows(), (1 << 16) / (w.cols() + 1) + 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        T* const row = w.as<T>() + i * w.ld;
+        for (std::int64_t j = 0; j < w.cols(); ++j) row[j] = from_float<T>(to_float(row[j]) * (factor * by.as<float>()[j]));
+      }
+    });
+  });
+}
+
 }  // namespace bhyt

@@ -24,4 +24,14 @@ struct Adds {
 // dw [O,I] fp32 (+)= dyᵀ x, then dx [N,I] (+)= dy w, which may be x itself; an empty one is skipped.
 void linear_backward(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& dy, const Tensor& dx, const Tensor& dw, Adds adds = {});
 
+// w [O,I] in place: column i times factor · by[i], in fp32, rounded once. by fp32 [I].
+void scale_columns(Context& ctx, const Tensor& w, const Tensor& by, float factor);
+
+namespace cpu {
+void scale_columns(Context& ctx, const Tensor& w, const Tensor& by, float factor);
+}
+namespace cuda {
+void scale_columns(Context& ctx, const Tensor& w, const Tensor& by, float factor);
+}
+
 }  // namespace bhyt

@@ -19,10 +19,10 @@ void check_matrix(const char* op, const char* what, const Tensor& t, const Tenso
         what, name_of(like.dtype), like.rows(), like.cols(), name_of(t.dtype), shape_string(t));
 }
 
-void check_site(const char* op, const NormSite& s, const Tensor& x, const Tensor& stats, const Given* given) {
+void check_site(const char* op, const NormSite& s, const Tensor& x, const Tensor& stats, const Given* given, bool for_backward) {
   const std::int64_t c = x.cols(), n = x.rows();
   check(x.dtype == DType::f32 || x.dtype == DType::bf16, "[{}] expected fp32 or bf16, got {}", op, name_of(x.dtype));
-  check_vector(op, "gamma", s.gamma, c, true);
+  check_vector(op, "gamma", s.gamma, c, s.beta || s.gate || for_backward);
   check_vector(op, "beta", s.beta, c, false);
   check_vector(op, "scale", s.scale, 1, false);
   check_vector(op, "shift", s.shift, 1, false);
@@ -42,7 +42,7 @@ void check_site(const char* op, const NormSite& s, const Tensor& x, const Tensor
 }  // namespace
 
 void norm(Context& ctx, const NormSite& site, const NormForward& call) {
-  check_site("norm", site, call.x, call.stats, call.given);
+  check_site("norm", site, call.x, call.stats, call.given, false);
   check_matrix("norm", "add", call.add, call.x, false);
   check_matrix("norm", "sum", call.sum, call.x, static_cast<bool>(call.add));
   check_matrix("norm", "z", call.z, call.x);
@@ -54,7 +54,7 @@ void norm(Context& ctx, const NormSite& site, const NormForward& call) {
 }
 
 void norm_backward(Context& ctx, const NormSite& site, const NormGrads& grads, const NormBackward& call) {
-  check_site("norm_backward", site, call.x, call.stats, call.given);
+  check_site("norm_backward", site, call.x, call.stats, call.given, true);
   check_matrix("norm_backward", "dz", call.dz, call.x);
   check_matrix("norm_backward", "dx", call.dx, call.x);
   check(site.stat == Stat::none || site.stat == Stat::given || call.stats, "[norm_backward] expected the forward's statistics");

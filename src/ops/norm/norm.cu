@@ -18,8 +18,13 @@ __device__ __forceinline__ void load_row(const NormParams& p, uint4 (&raw)[S::K]
 template <class T, class S>
 __device__ __forceinline__ void load_gamma(const NormParams& p, float (&gamma)[S::K][Vec<T>::n]) {
 #pragma unroll
-  for (int k = 0; k < S::K; ++k)
-    if (const int col = column<T, S::G>(k); col < p.c) load_params<Vec<T>::n>(p.gamma, col, gamma[k]);
+  for (int k = 0; k < S::K; ++k) {
+    if (!p.gamma)
+#pragma unroll
+      for (int i = 0; i < Vec<T>::n; ++i) gamma[k][i] = 1.f;
+    else if (const int col = column<T, S::G>(k); col < p.c)
+      load_params<Vec<T>::n>(p.gamma, col, gamma[k]);
+  }
 }
 
 template <int V>

@@ -112,7 +112,10 @@ struct ShortTanhMap {
 template <class M, class T>
 BHYT_BOTH void map_loop(const T* x, T* z, std::int64_t c, RowScale s, float shift, const float* gamma, const float* beta) {
   const M map;
-  if (beta) {
+  if (!gamma) {
+#pragma omp simd
+    for (std::int64_t j = 0; j < c; ++j) z[j] = from_float<T>(map.value(s.a * (to_float(x[j]) - s.mean) + shift));
+  } else if (beta) {
 #pragma omp simd
     for (std::int64_t j = 0; j < c; ++j) z[j] = from_float<T>(gamma[j] * map.value(s.a * (to_float(x[j]) - s.mean) + shift) + beta[j]);
   } else if (s.mean == 0) {
@@ -279,7 +282,7 @@ void forward_rows(const Site& s, const NormForward& call, std::int64_t begin, st
       if (s.gate)
         gated_row(x + j, z, n, scale.a, t, s.gamma + j, s.gate + j);
       else
-        map_row(RowMap<M, T>{}, x + j, z, n, scale, s.shift_value, s.gamma + j, s.beta ? s.beta + j : nullptr);
+        map_row(RowMap<M, T>{}, x + j, z, n, scale, s.shift_value, s.gamma ? s.gamma + j : nullptr, s.beta ? s.beta + j : nullptr);
       if (past_z) write_past_cache(z, to, n);
     }
   }

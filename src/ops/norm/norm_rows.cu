@@ -40,7 +40,7 @@ __global__ void forward_kernel(NormParams p, const T* x, std::int64_t ldx, const
   const RowScale r = row_scale(p, stats);
   const float shift = p.shift ? *p.shift : 0.f, t = p.gate ? tanhf(s1) : 0.f;
   for (int j = threadIdx.x; j < p.c; j += kThreads) {
-    const float gamma = p.gamma[j] + (p.gate ? t * p.gate[j] : 0.f);
+    const float gamma = (p.gamma ? p.gamma[j] : 1.f) + (p.gate ? t * p.gate[j] : 0.f);
     const float y = gamma * M::value(r.a * (load1(v + j) - r.mean) + shift) + (p.beta ? p.beta[j] : 0.f);
     store1(z + row * ldz + j, p.out_factor * y);
   }

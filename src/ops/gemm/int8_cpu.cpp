@@ -1,0 +1,233 @@
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "core/threads.h"
+#include "ops/gemm/int8.h"
+
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
+
+namespace bhyt {
+
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+// What stands at the end of a row.
+struct RowEnd {
+  float scale;
+  std::int32_t sum;
+};
+RowEnd* end_of(std::int8_t* row, std::int64_t cols) { return reinterpret_cast<RowEnd*>(row + int8_distance(cols) - sizeof(RowEnd)); }
+
+// The largest magnitude; NaN where a value is not finite.
+float magnitude(const float* x, std::int64_t n) {
+  float top = 0, nothing = 0;
+#pragma omp simd reduction(max : top) reduction(+ : nothing)
+  for (std::int64_t i = 0; i < n; ++i) {
+    top = std::max(top, std::fabs(x[i]));
+    nothing += x[i] * 0.0f;
+  }
+  return top + nothing;
+}
+
+void quantize_row(const float* w, std::int64_t n, std::int8_t* out) {
+  const float top = magnitude(w, n), inverse = top > 0 ? 127.0f / top : 0.0f;
+  std::int32_t sum = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    out[i] = static_cast<std::int8_t>(top > 0 ? std::lrintf(w[i] * inverse) : 0);
+    sum += out[i];
+  }
+  std::fill(out + n, out + int8_distance(n), std::int8_t{0});
+  const RowEnd end{std::isfinite(top) ? top / 127 : kNan, sum};
+  memcpy(end_of(out, n), &end, sizeof end);
+}
+
+}  // namespace
+
+namespace cpu {
+
+namespace {
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
+constexpr std::int32_t kHalf = 1 << (kDigits * kDigitBits - 1);  // zero stands in the middle, so that no digit is negative
+
+template <class In>
+float pack(const In* x, std::int64_t depth, std::uint8_t* out) {
+  const std::int64_t width = digits_width(depth);
+  std::fill_n(out, kDigits * width, std::uint8_t{0});
+  float wide[256];
+  float top = 0;
+  for (std::int64_t at = 0; at < depth; at += 256) {
+    const std::int64_t n = std::min<std::int64_t>(256, depth - at);
+    for (std::int64_t i = 0; i < n; ++i) wide[i] = to_float(x[at + i]);
+    const float here = magnitude(wide, n);
+    top = here > top || here != here ? here : top;
+    if (top != top) return kNan;
+  }
+  const float inverse = top > 0 ? static_cast<float>(kHalf - 1) / top : 0.0f;
+  for (std::int64_t i = 0; i < depth; ++i) {
+    const auto whole = static_cast<std::uint32_t>(
+        std::clamp<std::int32_t>(static_cast<std::int32_t>(std::lrintf(to_float(x[i]) * inverse)), 1 - kHalf, kHalf - 1) + kHalf);
+    for (std::int64_t d = 0; d < kDigits; ++d) out[d * width + i] = whole >> (d * kDigitBits) & 127;
+  }
+  return top / static_cast<float>(kHalf - 1);
+}
+
+// Vectors of bytes and the sums of their products. The instructions stand here by name: as functions of the compiler they would have to be
+// called from code that is compiled for one processor, and the tiles below are written once for all.
+template <int N>
+struct Bytes {
+  typedef std::uint8_t Digits __attribute__((vector_size(N)));
+  typedef std::int8_t Weights __attribute__((vector_size(N)));
+  typedef std::int32_t Sums __attribute__((vector_size(N)));
+  typedef std::int16_t Halves __attribute__((vector_size(N)));
+};
+
+struct Plain {
+  static constexpr int kBytes = 16, kOuts = 2;
+  ALWAYS_INLINE static void dot(Bytes<16>::Sums& sum, const Bytes<16>::Digits& x, const Bytes<16>::Weights& w) {
+    for (int i = 0; i < 16; ++i) sum[i / 4] += x[i] * w[i];
+  }
+};
+
+#if defined(__aarch64__)
+struct Dot {
+  static constexpr int kBytes = 16, kOuts = 4;
+  ALWAYS_INLINE static void dot(Bytes<16>::Sums& sum, const Bytes<16>::Digits& x, const Bytes<16>::Weights& w) {
+    __asm__("sdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(x), "w"(w));  // digits are below 128
+  }
+};
+#elif defined(__x86_64__)
+// Two products of 7 bits fit the 16 bits that the first instruction sums in.
+struct Avx2 {
+  static constexpr int kBytes = 32, kOuts = 2;
+  ALWAYS_INLINE static void dot(Bytes<32>::Sums& sum, const Bytes<32>::Digits& x, const Bytes<32>::Weights& w) {
+    Bytes<32>::Halves pairs, ones = {};
+    ones += 1;
+    __asm__("vpmaddubsw %2, %1, %0" : "=x"(pairs) : "x"(x), "x"(w));
+    Bytes<32>::Sums fours;
+    __asm__("vpmaddwd %2, %1, %0" : "=x"(fours) : "x"(pairs), "x"(ones));
+    sum += fours;
+  }
+};
+struct Vnni {
+  static constexpr int kBytes = 64, kOuts = 4;
+  ALWAYS_INLINE static void dot(Bytes<64>::Sums& sum, const Bytes<64>::Digits& x, const Bytes<64>::Weights& w) {
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
+  }
+};
+#endif
+
+template <int N>
+ALWAYS_INLINE std::int64_t total(const typename Bytes<N>::Sums& sums) {
+  std::int32_t all = 0;
+  for (int i = 0; i < N / 4; ++i) all += sums[i];
+  return all;
+}
+
+// R rows of x times C rows of w, from (row, out) on.
+template <class Cpu, int R, int C>
+ALWAYS_INLINE void tile(const Int8Task& t, std::int64_t row, std::int64_t out) {
+  constexpr int N = Cpu::kBytes;
+  const std::int64_t width = digits_width(t.depth), ldx = digits_distance(t.depth), ldw = int8_distance(t.depth);
+  const std::uint8_t* const x = t.x + row * ldx;
+  const std::int8_t* const w = t.w + out * ldw;
+  typename Bytes<N>::Sums acc[R][C][kDigits] = {};
+  for (std::int64_t p = 0; p < width; p += N) {
+    typename Bytes<N>::Weights weights[C];
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) memcpy(&weights[c], w + c * ldw + p, N);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int d = 0; d < kDigits; ++d) {
+        typename Bytes<N>::Digits digits;
+        memcpy(&digits, x + r * ldx + d * width + p, N);
+#pragma GCC unroll 4
+        for (int c = 0; c < C; ++c) Cpu::dot(acc[r][c][d], digits, weights[c]);
+      }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < C; ++c) {
+      RowEnd end;
+      memcpy(&end, w + (c + 1) * ldw - sizeof end, sizeof end);
+      std::int64_t whole = -(static_cast<std::int64_t>(end.sum) * kHalf);
+      for (int d = 0; d < kDigits; ++d) whole += total<N>(acc[r][c][d]) * (std::int64_t{1} << (d * kDigitBits));
+      t.sums[(row + r) * t.outs + out + c] =
+          static_cast<float>(static_cast<double>(t.scales[row + r]) * static_cast<double>(end.scale) * static_cast<double>(whole));
+    }
+}
+
+// One row of w at a time is read quickest where few rows of x wait for it; with many, C rows of it stay in the cache for all of them.
+template <class Cpu, int C>
+ALWAYS_INLINE void rows_times(const Int8Task& t, std::int64_t out) {
+  std::int64_t row = 0;
+  for (; row + 2 <= t.rows; row += 2) tile<Cpu, 2, C>(t, row, out);
+  if (row < t.rows) tile<Cpu, 1, C>(t, row, out);
+}
+
+template <class Cpu>
+ALWAYS_INLINE void task(const Int8Task& t) {
+  std::int64_t out = 0;
+  if (t.rows > 2)
+    for (; out + Cpu::kOuts <= t.outs; out += Cpu::kOuts) rows_times<Cpu, Cpu::kOuts>(t, out);
+  for (; out < t.outs; ++out) rows_times<Cpu, 1>(t, out);
+}
+
+#if defined(__aarch64__)
+__attribute__((target("arch=armv8.2-a+dotprod"))) void task_dot(const Int8Task& t) { task<Dot>(t); }
+bool has_dot() {
+  static const bool yes = (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+  return yes;
+}
+#elif defined(__x86_64__)
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"))) void task_vnni(const Int8Task& t) { task<Vnni>(t); }
+__attribute__((target("avx2"))) void task_avx2(const Int8Task& t) { task<Avx2>(t); }
+bool has_vnni() {
+  static const bool yes = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+  return yes;
+}
+bool has_avx2() {
+  static const bool yes = __builtin_cpu_supports("avx2");
+  return yes;
+}
+#endif
+
+}  // namespace
+
+void quantize_rows(Context& ctx, const Tensor& w, const Tensor& by, const Tensor& out) {
+  const std::int64_t n = w.cols();
+  dispatch_float(w.dtype, [&]<class T>(T) {
+    parallel_for(ctx.threads(), w.rows(), (1 << 16) / (n + 1) + 1, [&](std::int64_t begin, std::int64_t end) {
+      std::vector<float> row(static_cast<std::size_t>(n));
+      for (std::int64_t i = begin; i < end; ++i) {
+        const T* const from = w.as<T>() + i * w.ld;
+        for (std::int64_t j = 0; j < n; ++j) row[static_cast<std::size_t>(j)] = to_float(from[j]) * (by ? by.as<float>()[j] : 1.0f);
+        quantize_row(row.data(), n, out.as<std::int8_t>() + i * out.ld);
+      }
+    });
+  });
+}
+
+float pack_digits(const float* x, std::int64_t depth, std::uint8_t* out) { return pack(x, depth, out); }
+float pack_digits(const bf16* x, std::int64_t depth, std::uint8_t* out) { return pack(x, depth, out); }
+
+void run(const Int8Task& t) {
+#if defined(__aarch64__)
+  if (has_dot()) return task_dot(t);
+#elif defined(__x86_64__)
+  if (has_vnni()) return task_vnni(t);
+  if (has_avx2()) return task_avx2(t);
+#endif
+  task<Plain>(t);
+}
+
+}  // namespace cpu
+
+}  // namespace bhyt
