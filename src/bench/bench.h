@@ -9,7 +9,7 @@
 
 #include "core/context.h"
 #include "core/dtype.h"
-#include "model/config.h"
+#include "model/model.h"
 
 namespace bhyt::bench {
 
@@ -19,7 +19,8 @@ struct Settings {
   std::int64_t batch = 8, seq = 256;
   DType dtype = DType::f32;
   int reps = 5;
-  bool all_methods = false;  // norm: every method, not only the model's
+  Model::Repack repack = {};  // prompt, decode: how the model is made ready
+  bool all_methods = false;   // norm: every method, not only the model's
 };
 
 // One measurement. Of the three rates the one that applies is set.

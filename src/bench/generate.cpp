@@ -75,12 +75,13 @@ std::vector<std::pair<std::string, double>> breakdown(Context& ctx, const std::f
 
 std::vector<Result> bench_prompt(const Settings& s) {
   const auto model = make_model(s);
+  model->repack(s.repack);
   const std::int64_t tokens = s.batch * s.seq, rows = std::max(s.seq, std::min(tokens, kMostTokens / s.seq * s.seq));
   Sequences sequences(s, *model, rows);
   const Products alone(s, rows, std::max<std::int64_t>(1, rows / s.seq), false);
   const std::vector<double> t = take_turns(s.ctx, {[&] { sequences.prompt(); }, [&] { alone.run(); }}, s.reps);
   const auto n = static_cast<double>(tokens);
-  Result r{.test = fmt::format("prompt {} {}×{} {}", model_name(s), s.batch, s.seq, s.model.norm.method),
+  Result r{.test = fmt::format("prompt {} {}×{} {}{}", model_name(s), s.batch, s.seq, s.model.norm.method, s.repack.int8 ? " int8" : ""),
            .tok_s = n / t[0],
            .ms = t[0] * 1e3,
            .limit = static_cast<double>(rows) / t[1],
@@ -95,20 +96,23 @@ std::vector<Result> bench_prompt(const Settings& s) {
 
 std::vector<Result> bench_decode(const Settings& s) {
   const auto model = make_model(s);
+  model->repack(s.repack);
   Sequences sequences(s, *model, std::max(s.batch, std::min(s.batch * s.seq, std::max(s.seq, kMostTokens / s.seq * s.seq))));
   sequences.prompt();
   // A step has to read every weight once (the embedding is the head's, or a few rows), and the keys and values of every sequence.
-  const auto weights = static_cast<double>(model->parameters().value_bytes());
+  const auto weights =
+      static_cast<double>(model->parameters().value_bytes()) * (s.repack.int8 ? 1.0 / static_cast<double>(size_of(s.dtype)) : 1);
   const double cache = static_cast<double>(s.batch * s.seq) * static_cast<double>(KvPages::page_bytes(s.model, s.dtype)) / kPageTokens;
   const OwnedTensor from = filled(s.ctx, s.dtype, {model->parameters().count()}), to(s.ctx, s.dtype, {model->parameters().count()});
   const std::vector<double> t = take_turns(s.ctx, {[&] { sequences.token(); }, [&] { copy_all(s.ctx, from, to); }}, s.reps);
   const double bandwidth = 2 * static_cast<double>(from.t.bytes()) / t[1], n = static_cast<double>(s.batch);
-  Result r{.test = fmt::format("decode {} {} after {} {}", model_name(s), s.batch, s.seq, s.model.norm.method),
-           .tok_s = n / t[0],
-           .ms = t[0] * 1e3,
-           .limit = n * bandwidth / (weights + cache),
-           .limit_name = "reading weights and cache at copy speed",
-           .parts = breakdown(s.ctx, [&] { sequences.token(); })};
+  Result r{
+      .test = fmt::format("decode {} {} after {} {}{}", model_name(s), s.batch, s.seq, s.model.norm.method, s.repack.int8 ? " int8" : ""),
+      .tok_s = n / t[0],
+      .ms = t[0] * 1e3,
+      .limit = n * bandwidth / (weights + cache),
+      .limit_name = "reading weights and cache at copy speed",
+      .parts = breakdown(s.ctx, [&] { sequences.token(); })};
   r.parts.emplace_back("weight_bytes", weights);
   r.parts.emplace_back("cache_bytes", cache);
   r.parts.emplace_back("copy_gb_s", bandwidth * 1e-9);

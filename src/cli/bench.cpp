@@ -9,6 +9,7 @@
 #include "bench/plan.h"
 #include "cli/cli.h"
 #include "cli/commands.h"
+#include "cli/text_options.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/log.h"
@@ -116,13 +117,16 @@ int cmd_bench(const Args& args) {
   std::vector<std::string> words, tests, overrides;
   bool json = false;
   int reps = 5;
+  RepackOption repack;
   app.add_option(
       "TEST | key=value", words,
       "tests: train norm gemm attention prompt decode (default: the first four); keys: model.*, norm.*, train.batch, data.seq_len,\n"
       "device, dtype (default: fp32 and bf16), threads");
   app.add_flag("--json", json, "a JSON list, one object per measurement");
   app.add_option("--reps", reps, "repetitions; figures are medians")->capture_default_str()->check(between(1, 1000));
+  repack.add_to(app);
   parse(app, args);
+  repack.how();
   for (const std::string& w : words) {
     if (w.find('=') != std::string::npos) {
       overrides.push_back(w);
@@ -148,6 +152,7 @@ int cmd_bench(const Args& args) {
                        .seq = c.data.seq_len,
                        .dtype = dtype,
                        .reps = reps,
+                       .repack = repack.how(),
                        .all_methods = !gives(overrides, "norm.")};
       for (const Result& r : test.run(s)) {
         if (!json) print_row(r, dtype);

@@ -29,6 +29,7 @@ struct ChatOptions {
   std::string tokenizer, chat_template, system;
   Talk::Limits limits{.context = 0, .max_tokens = 512};
   Sampling sampling;
+  RepackOption repack;
   std::vector<std::string> words;
 };
 
@@ -182,6 +183,7 @@ int cmd_chat(const Args& args) {
   app.add_option("--context", o.limits.context, "how many tokens the model sees at once (otherwise as many as it was trained with)")
       ->transform(count());
   add_sampling(app, o.sampling);
+  o.repack.add_to(app);
   app.add_option("key=value", o.words, "device=auto|cpu|cuda[:N] (auto), dtype=fp32|bf16 (fp32), threads=N");
   parse(app, args);
   if (!o.chat_template.empty()) find_chat_template(o.chat_template);  // wrong ones before a model is loaded
@@ -189,8 +191,8 @@ int cmd_chat(const Args& args) {
   const Placement where = take_placement(o.words, "auto");
   Context ctx(where.device, where.threads);
   const std::string checkpoint = o.model.find().string();
-  const auto model = load_model(ctx, checkpoint, where.dtype);
-  const auto tokenizer = open_tokenizer(checkpoint, o.tokenizer, model->config().vocab);
+  const auto model = load_model(ctx, checkpoint, where.dtype, o.repack.how());
+  const auto tokenizer = open_tokenizer(checkpoint, o.tokenizer, model->config().vocab, o.model.verify());
   const ChatFormat format(choose_template(o.chat_template, o.tokenizer.empty() ? checkpoint : o.tokenizer, *tokenizer), *tokenizer);
   for (const SpecialToken& t : format.missing())
     check_usage(t.text != format.row().tokens.front(),

@@ -10,6 +10,7 @@
 
 #include "core/device.h"
 #include "core/dtype.h"
+#include "io/checkpoint_folders.h"
 
 namespace CLI {
 class App;
@@ -39,6 +40,7 @@ struct ModelOption {
   std::string named;
   bool no_verify = false;
   void add_to(CLI::App& app);
+  Verify verify() const { return no_verify ? Verify::no : Verify::yes; }
   std::filesystem::path find() const;  // the checkpoint folder, its files compared with their checksums
 };
 constexpr const char* kNoVerifyHelp = "do not compare the files with the checksums they were saved with";

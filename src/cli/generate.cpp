@@ -28,6 +28,7 @@ struct Options {
   bool ids = false, ignore_eos = false, json = false, logprobs = false;
   std::int64_t max_tokens = 128, num = 1, kv_memory = 0;
   Sampling sampling;
+  RepackOption repack;
   std::vector<std::string> stops;
   std::vector<TokenId> stop_ids;
   std::vector<std::string> words;
@@ -214,10 +215,12 @@ void add_options(CLI::App& app, Options& o) {
   app.add_option("--kv-memory", o.kv_memory,
                  "bytes for keys and values at most (otherwise what the prompts need, as far as there is memory)")
       ->transform(count());
+  o.repack.add_to(app);
   app.add_option("key=value", o.words, "device=auto|cpu|cuda[:N] (auto), dtype=fp32|bf16 (fp32), threads=N");
 }
 
 void check_options(const Options& o) {
+  o.repack.how();
   check_usage(o.num >= 1, "--num must be at least 1, got {}", o.num);
   check_usage(!o.ids || o.stops.empty(), "--stop is a text, and --ids has none: use --stop-id");
   check_usage(!o.logprobs || o.json, "--logprobs goes with --json");
@@ -235,11 +238,12 @@ int cmd_generate(const Args& args) {
   const Placement where = take_placement(o.words, "auto");
   Context ctx(where.device, where.threads);
   const std::string checkpoint = o.model.find().string();
-  const auto model = load_model(ctx, checkpoint, where.dtype);
+  const auto model = load_model(ctx, checkpoint, where.dtype, o.repack.how());
   Job job{.options = o, .model = *model, .tokenizer = nullptr, .prompts = {}};
   job.prompts = read_prompts(app.count("--prompt") ? &o.prompt : nullptr, o.prompt_file, o.ids);
   if (!o.ids)
-    job.tokenizer = open_tokenizer(checkpoint, o.tokenizer, model->config().vocab, ", and --ids takes and gives token ids without");
+    job.tokenizer =
+        open_tokenizer(checkpoint, o.tokenizer, model->config().vocab, o.model.verify(), ", and --ids takes and gives token ids without");
   std::vector<Request> requests = make_requests(job);
   std::vector<std::size_t> prompt_tokens;
   for (const Request& r : requests) prompt_tokens.push_back(r.prompt.size());

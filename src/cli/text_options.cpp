@@ -16,16 +16,29 @@ void add_sampling(CLI::App& app, Sampling& options) {
   app.add_option("--min-p", options.min_p, "draw from tokens at least p times as likely as the likeliest")->capture_default_str();
   app.add_option("--repetition-penalty", options.repetition_penalty, "makes tokens of the prompt and the answer less likely (1 = off)")
       ->capture_default_str();
-  app.add_option("--seed", options.seed, "of the draws")->capture_default_str();
+  app.add_option("--seed", options.seed, "of the draws")->capture_default_str()->check(between(0));
 }
 
-std::unique_ptr<Tokenizer> open_tokenizer(const std::string& checkpoint, const std::string& named, std::int64_t vocab,
+void RepackOption::add_to(CLI::App& app) {
+  app.add_option("--weights", weights,
+                 "int8: the weights of products rounded to 8 bits, a scale for each row; on the CPU (otherwise dtype)");
+  app.add_flag("--no-fold", no_fold, "keep the norms' gains apart from the weights behind them");
+}
+
+Model::Repack RepackOption::how() const {
+  check_usage(weights.empty() || weights == "int8", "--weights takes int8, got {}", weights);
+  return {.fold = !no_fold, .int8 = weights == "int8"};
+}
+
+std::unique_ptr<Tokenizer> open_tokenizer(const std::string& checkpoint, const std::string& named, std::int64_t vocab, Verify verify,
                                           const std::string& otherwise) {
   const bool own = holds_tokenizer(checkpoint);
   check_usage(own || !named.empty(), "{} holds no tokenizer: --tokenizer PATH names one{}", checkpoint, otherwise);
-  auto tokenizer = load_tokenizer(named.empty() ? checkpoint : named);
+  auto tokenizer = named.empty() ? load_tokenizer(checkpoint, verify) : load_tokenizer(named);
   const std::int64_t ids = tokenizer->vocab_size(), padding = std::max<std::int64_t>(256, ids / 8);
-  const auto trusted = [&] { return own && (named.empty() || load_tokenizer(checkpoint)->fingerprint() == tokenizer->fingerprint()); };
+  const auto trusted = [&] {
+    return own && (named.empty() || load_tokenizer(checkpoint, verify)->fingerprint() == tokenizer->fingerprint());
+  };
   check(ids <= vocab && (vocab <= ids + padding || trusted()), "the tokenizer {} has {} ids, the model {}: they do not belong together",
         named.empty() ? "of " + checkpoint : named, ids, vocab);
   if (own && !trusted()) log::warning("{} is not the tokenizer that {} was trained with", named, checkpoint);

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "generate/request.h"
+#include "model/model.h"
 #include "text/tokenizer.h"
 
 namespace CLI {
@@ -16,10 +17,18 @@ namespace bhyt::cli {
 
 void add_sampling(CLI::App& app, Sampling& options);
 
+// --weights and --no-fold: how a model is made ready for generating.
+struct RepackOption {
+  std::string weights;  // "" or int8
+  bool no_fold = false;
+  void add_to(CLI::App& app);
+  Model::Repack how() const;
+};
+
 // Of --tokenizer (`named`), else the checkpoint's own. The model must have a row for each of its ids. A model may have more rows, for
 // vocabularies are padded; a tokenizer from elsewhere with far fewer ids belongs to another model. `otherwise` ends the message that there
-// is none.
-std::unique_ptr<Tokenizer> open_tokenizer(const std::string& checkpoint, const std::string& named, std::int64_t vocab,
+// is none. verify: of the checkpoint's own.
+std::unique_ptr<Tokenizer> open_tokenizer(const std::string& checkpoint, const std::string& named, std::int64_t vocab, Verify verify,
                                           const std::string& otherwise = "");
 
 }  // namespace bhyt::cli
