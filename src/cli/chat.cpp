@@ -14,9 +14,10 @@
 #include "core/log.h"
 #include "core/signals.h"
 #include "generate/conversation.h"
-#include "generate/generate.h"
+#include "generate/engine.h"
 #include "io/files.h"
 #include "model/checkpoint.h"
+#include "model/kv_pages.h"
 #include "text/chat_jinja.h"
 
 namespace bhyt::cli {
@@ -27,7 +28,7 @@ struct ChatOptions {
   ModelOption model;
   std::string tokenizer, chat_template, system;
   Talk::Limits limits{.context = 0, .max_tokens = 512};
-  SamplerOptions sampler;
+  Sampling sampling;
   std::vector<std::string> words;
 };
 
@@ -42,13 +43,14 @@ ChatTemplate choose_template(const std::string& named, const std::string& tokeni
 }
 
 // The one place that makes tokens. Each answer has draws of its own, and the same lines give the same session.
-Talk::Continue continue_with(Context& ctx, const Model& model, GenerateOptions options) {
-  return [&ctx, &model, options](const std::vector<TokenId>& prompt, std::int64_t max_tokens,
-                                 const std::function<bool(TokenId)>& emit) mutable {
-    options.max_tokens = max_tokens;
-    const bool stopped = generate(ctx, model, prompt, options, emit).stopped;
-    ++options.sampler.seed;
-    return stopped;
+Talk::Continue continue_with(Engine& engine, Sampling sampling, std::vector<TokenId> stops) {
+  return [&engine, sampling, stops = std::move(stops)](const std::vector<TokenId>& prompt, std::int64_t max_tokens,
+                                                       const std::function<bool(TokenId)>& emit) mutable {
+    Answer answer = engine.submit({.prompt = prompt, .max_tokens = max_tokens, .sampling = sampling, .stops = stops});
+    ++sampling.seed;
+    while (const auto token = answer.next())
+      if (!emit(token->id)) return false;  // cancelled as it goes out of sight
+    return answer.wait().finish == Finish::stop;
   };
 }
 
@@ -179,11 +181,11 @@ int cmd_chat(const Args& args) {
   app.add_option("--max-tokens", o.limits.max_tokens, "how long an answer may be")->capture_default_str()->transform(count());
   app.add_option("--context", o.limits.context, "how many tokens the model sees at once (otherwise as many as it was trained with)")
       ->transform(count());
-  add_sampling(app, o.sampler);
+  add_sampling(app, o.sampling);
   app.add_option("key=value", o.words, "device=auto|cpu|cuda[:N] (auto), dtype=fp32|bf16 (fp32), threads=N");
   parse(app, args);
   if (!o.chat_template.empty()) find_chat_template(o.chat_template);  // wrong ones before a model is loaded
-  const Sampler checked(o.sampler);
+  check_sampling(o.sampling);
   const Placement where = take_placement(o.words, "auto");
   Context ctx(where.device, where.threads);
   const std::string checkpoint = o.model.find().string();
@@ -193,10 +195,18 @@ int cmd_chat(const Args& args) {
   for (const SpecialToken& t : format.missing())
     check_usage(t.text != format.row().tokens.front(),
                 "template {} ends answers with {}, which the tokenizer does not have: another --template", format.row().name, t.text);
-  GenerateOptions generate{.sampler = o.sampler, .stops = format.stops()};
-  for (std::int64_t id : model->config().eos) generate.stops.push_back(static_cast<TokenId>(id));
+  std::vector<TokenId> stops = format.stops();
+  for (const std::int64_t id : model->config().eos) stops.push_back(static_cast<TokenId>(id));
   if (!app.count("--context")) o.limits.context = trained_length(model->config());
-  Talk talk(format, o.limits, continue_with(ctx, *model, generate));
+  check_usage(o.limits.context >= 1, "context must be at least 1, got {}", o.limits.context);
+  Engine engine(ctx, *model,
+                {.pages = std::min(KvPages::pages_for(o.limits.context), affordable_pages(*model)), .sequences = 1, .interrupted = [] {
+                   return StopSignals::received() != 0;
+                 }});
+  if (engine.longest() < o.limits.context)
+    log::warning("there is memory for a context of {} tokens, not of {}", engine.longest(), o.limits.context);
+  o.limits.context = std::min(o.limits.context, engine.longest());
+  Talk talk(format, o.limits, continue_with(engine, o.sampling, std::move(stops)));
   if (app.count("--system")) talk.set_system(o.system);
   Session(talk).run();
   return 0;

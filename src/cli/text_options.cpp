@@ -9,10 +9,13 @@
 
 namespace bhyt::cli {
 
-void add_sampling(CLI::App& app, SamplerOptions& options) {
+void add_sampling(CLI::App& app, Sampling& options) {
   app.add_option("--temperature", options.temperature, "0 = always the likeliest token")->capture_default_str();
   app.add_option("--top-k", options.top_k, "draw from the k likeliest only (0 = all)")->capture_default_str()->transform(count());
   app.add_option("--top-p", options.top_p, "draw from the likeliest that reach probability p")->capture_default_str();
+  app.add_option("--min-p", options.min_p, "draw from tokens at least p times as likely as the likeliest")->capture_default_str();
+  app.add_option("--repetition-penalty", options.repetition_penalty, "makes tokens of the prompt and the answer less likely (1 = off)")
+      ->capture_default_str();
   app.add_option("--seed", options.seed, "of the draws")->capture_default_str();
 }
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "generate/sampler.h"
+#include "generate/request.h"
 #include "text/tokenizer.h"
 
 namespace CLI {
@@ -14,7 +14,7 @@ class App;
 
 namespace bhyt::cli {
 
-void add_sampling(CLI::App& app, SamplerOptions& options);
+void add_sampling(CLI::App& app, Sampling& options);
 
 // Of --tokenizer (`named`), else the checkpoint's own. The model must have a row for each of its ids. A model may have more rows, for
 // vocabularies are padded; a tokenizer from elsewhere with far fewer ids belongs to another model. `otherwise` ends the message that there

@@ -39,6 +39,6 @@ StopSignals::~StopSignals() {
   for (int i = 0; i < 2; ++i) sigaction(kSignals[i], &g_before[i], nullptr);
 }
 
-int StopSignals::received() const { return g_received; }
+int StopSignals::received() { return g_received; }
 
 }  // namespace bhyt

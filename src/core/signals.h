@@ -13,7 +13,7 @@ class StopSignals {
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
-  int received() const;  // 0, SIGINT or SIGTERM
+  static int received();  // 0, SIGINT or SIGTERM; stays until the next one is made
 };
 
 // Work that a signal ended and that leaves nothing half-done: the program's exit code is 128 + signal.

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "generate/generate.h"
 #include "generate/stop_texts.h"
+#include "generate/utf8_stream.h"
 
 namespace bhyt {
 

@@ -74,7 +74,7 @@ void Block::show_site(Context& ctx, const Observers& see, bool second, const Kep
 }
 
 // The one exact statistic, the projections and their rotation.
-void Block::before_attention(Context& ctx, Stream& stream, const Kept& keep, const Positions& at, const Observers& see) const {
+void Block::before_attention(Context& ctx, Stream& stream, const Kept& keep, const Positions& at, const Observers& see, bool by_row) const {
   const bool summed = static_cast<bool>(stream.pending);
   norm(ctx, site1_, {.x = stream.x, .add = stream.pending, .sum = keep.x, .z = keep.z1, .stats = keep.stats1});
   if (summed) see.show(ctx, Point::block_output, layer_ - 1, keep.x);
@@ -82,7 +82,7 @@ void Block::before_attention(Context& ctx, Stream& stream, const Kept& keep, con
   see.show(ctx, Point::block_input, layer_, keep.x);
   show_site(ctx, see, false, keep);
   see.show(ctx, Point::z1, layer_, keep.z1);
-  linear(ctx, keep.z1, w_.qkv, keep.qkv);
+  linear(ctx, keep.z1, w_.qkv, keep.qkv, {.by_row = by_row});
   rope(ctx, keep.qkv, at.table,
        {.heads = config_.heads + config_.kv_heads, .head_dim = config_.head_dim, .seq = at.seq, .positions = at.positions});
   const std::int64_t q = config_.q_width(), kv = config_.kv_width();
@@ -92,11 +92,11 @@ void Block::before_attention(Context& ctx, Stream& stream, const Kept& keep, con
 }
 
 // From attention's output to the MLP's: x' = x + W_O·att and its norm leave one kernel.
-void Block::after_attention(Context& ctx, Stream& stream, const Kept& keep, const BlockScratch& scratch, float aux,
-                            const Observers& see) const {
+void Block::after_attention(Context& ctx, Stream& stream, const Kept& keep, const BlockScratch& scratch, float aux, const Observers& see,
+                            bool by_row) const {
   see.show(ctx, Point::attention, layer_, keep.att);
   const Tensor projected = out1_ ? keep.out1 : scratch.branch;
-  linear(ctx, keep.att, w_.o, projected);
+  linear(ctx, keep.att, w_.o, projected, {.by_row = by_row});
   see.show(ctx, Point::attention_output, layer_, projected);
   if (out1_) norm(ctx, *out1_, {.x = keep.out1, .z = scratch.branch, .stats = keep.stats_out1});
   if (plan_.uses_constant)
@@ -113,13 +113,13 @@ void Block::after_attention(Context& ctx, Stream& stream, const Kept& keep, cons
   see.show(ctx, Point::after_attention, layer_, keep.x2);
   show_site(ctx, see, true, keep);
   see.show(ctx, Point::z2, layer_, keep.z2);
-  linear(ctx, keep.z2, w_.gate_up, keep.gate_up);
+  linear(ctx, keep.z2, w_.gate_up, keep.gate_up, {.by_row = by_row});
   see.show(ctx, Point::gate, layer_, keep.gate_up.col_slice(0, config_.mlp));
   see.show(ctx, Point::up, layer_, keep.gate_up.col_slice(config_.mlp, config_.mlp));
   swiglu(ctx, keep.gate_up, keep.h);
   see.show(ctx, Point::hidden, layer_, keep.h);
   const Tensor output = out2_ ? keep.out2 : scratch.branch;
-  linear(ctx, keep.h, w_.down, output);
+  linear(ctx, keep.h, w_.down, output, {.by_row = by_row});
   see.show(ctx, Point::mlp_output, layer_, output);
   if (out2_) norm(ctx, *out2_, {.x = keep.out2, .z = scratch.branch, .stats = keep.stats_out2});
   stream = {keep.x2, scratch.branch};

@@ -71,8 +71,11 @@ class Block {
                 const BackwardOptions& options) const;
 
   // A forward in two parts, for passes with an attention of their own: up to the rotated q, k and v; and from attention's output on.
-  void before_attention(Context& ctx, Stream& stream, const Kept& keep, const Positions& at, const Observers& see) const;
-  void after_attention(Context& ctx, Stream& stream, const Kept& keep, const BlockScratch& scratch, float aux, const Observers& see) const;
+  // by_row: every row is computed as if it were alone, to the last bit (LinearOptions).
+  void before_attention(Context& ctx, Stream& stream, const Kept& keep, const Positions& at, const Observers& see,
+                        bool by_row = false) const;
+  void after_attention(Context& ctx, Stream& stream, const Kept& keep, const BlockScratch& scratch, float aux, const Observers& see,
+                       bool by_row = false) const;
 
   const BlockPlan& plan() const { return plan_; }
   const NormSite& site1() const { return site1_; }

@@ -44,7 +44,9 @@ DecodePass::DecodePass(Context& ctx, const Model& model, KvPages& pages, const L
       logits_(ctx, DType::f32, {limits.sequences, model.config().vocab}),
       losses_(ctx, DType::f32, {limits.tokens}),
       greedy_(ctx, DType::i32, {limits.tokens}) {
-  reserve_attention_paged(ctx, limits.tokens, limits.length, heads_of(model.config()));
+  const ModelConfig& c = model.config();
+  reserve_attention_paged(ctx, limits.tokens, limits.length, heads_of(c));
+  reserve_gemm_by_row(ctx, limits.tokens, std::max({c.d, c.q_width(), c.mlp}));
 }
 
 namespace {
@@ -128,10 +130,10 @@ void DecodePass::blocks(const Inputs& in) {
     const Block& block = model_.blocks()[l];
     const Kept& keep = act_.kept[l];
     const Tensor pages = pages_.layer(static_cast<std::int64_t>(l));
-    block.before_attention(ctx_, stream, keep, at, observers);
+    block.before_attention(ctx_, stream, keep, at, observers, true);
     write_pages(ctx_, keep.qkv.col_slice(q, 2 * kv), pages, in.at);
     attention_paged(ctx_, keep.qkv.col_slice(0, q), pages, keep.att, in.at, heads_of(c));
-    block.after_attention(ctx_, stream, keep, act_.scratch, 0, observers);
+    block.after_attention(ctx_, stream, keep, act_.scratch, 0, observers, true);
   }
   norm(ctx_, model_.last(), {.x = stream.x, .add = stream.pending, .sum = act_.last, .z = act_.z, .stats = act_.last_stats});
   observers.show(ctx_, Point::block_output, c.layers, act_.last);
@@ -146,7 +148,7 @@ DecodePass::Result DecodePass::heads(const Inputs& in) {
   if (rows.rows() > 0) embedding(ctx_, in.wanted, act_.z, rows);
   out.logits = logits_.t.row_slice(0, in.logits);
   if (in.logits > 0) {
-    gemm(ctx_, rows.row_slice(0, in.logits), head, out.logits, {.trans_b = true});
+    gemm(ctx_, rows.row_slice(0, in.logits), head, out.logits, {.trans_b = true, .by_row = true});
     observers.show(ctx_, Point::logits, model_.config().layers + 1, out.logits);
   }
   out.losses = Tensor(losses_.t.data, DType::f32, ctx_.device(), {in.scored});
@@ -162,7 +164,8 @@ DecodePass::Result DecodePass::heads(const Inputs& in) {
                          .greedy = out.greedy,
                          .dx = {},
                          .dw = {},
-                         .workspace = act_.workspace});
+                         .workspace = act_.workspace,
+                         .by_row = true});
   return out;
 }
 

@@ -8,6 +8,7 @@
 #include "ops/gemm/tuning.h"
 #include "ops/norm/norm.h"
 #include "ops/rope/rope.h"
+#include "ops/sample/sample.h"
 #include "ops/swiglu/swiglu.h"
 
 namespace bhyt::cuda {
@@ -51,6 +52,8 @@ void norm_scales(Context&, const NormSite&, const Tensor&, const Given*, const T
 void row_moments(Context&, const Tensor&, const Tensor&) { absent(); }
 
 void rope(Context&, const Tensor&, const Tensor&, const RopeOptions&) { absent(); }
+
+void sample(Context&, const Sample&) { absent(); }
 
 void swiglu(Context&, const Tensor&, const Tensor&) { absent(); }
 void swiglu_backward(Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&) { absent(); }

@@ -1,7 +1,17 @@
-// bhyt generate with text: where it stops, and what a long prompt gives, on a model that knows one sentence by heart.
+// bhyt generate with text: every flag, where it stops, and what a long prompt gives, on a model that knows one sentence by heart.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 
 #include "model/safetensors.h"
 #include "tests/cli/program.h"
@@ -23,9 +33,10 @@ class GenerateText : public ::testing::Test {
     for (int i = 0; i < 200; ++i) out << "{\"text\": \"" << kSentence << "\"}\n";
     out.close();
     setenv("BHYT_CACHE", at("cache").c_str(), 1);
-    const Outcome trained = bhyt({"pretrain", "model.d=32", "model.layers=2", "model.heads=2", "model.mlp=48", "data.attend=document",
-                                  "data.seq_len=32", "train.batch=8", "train.steps=400", "train.lr=6e-3", "train.save_every=0", "threads=1",
-                                  "device=cpu", "data.train=" + at("text.jsonl"), "run.dir=" + at("run"), "--quiet"});
+    const Outcome trained =
+        bhyt({"pretrain", "model.d=32", "model.layers=2", "model.heads=2", "model.mlp=48", "model.tied=false", "data.attend=document",
+              "data.seq_len=32", "train.batch=8", "train.steps=400", "train.lr=6e-3", "train.save_every=0", "threads=1", "device=cpu",
+              "data.train=" + at("text.jsonl"), "run.dir=" + at("run"), "--quiet"});
     unsetenv("BHYT_CACHE");
     ASSERT_EQ(trained.code, 0) << trained.err;
   }
@@ -43,6 +54,28 @@ class GenerateText : public ::testing::Test {
     const Outcome out = bhyt(args);
     EXPECT_EQ(out.code, 0) << out.err;
     return Json::parse(out.out, nullptr, false);
+  }
+  static Outcome run(const Words& more, const std::string& input = "", const std::string& model = checkpoint()) {
+    Words args = {"generate", "--model", model, "device=cpu", "threads=1"};
+    args.insert(args.end(), more.begin(), more.end());
+    return bhyt(args, input);
+  }
+  static std::vector<Json> lines(const Outcome& out) {
+    EXPECT_EQ(out.code, 0) << out.err;
+    std::vector<Json> all;
+    std::istringstream in(out.out);
+    for (std::string line; std::getline(in, line);) all.push_back(Json::parse(line, nullptr, false));
+    return all;
+  }
+  static void expect_usage_error(const Words& more, const std::string& message) {
+    const Outcome out = run(more);
+    EXPECT_EQ(out.code, 2) << out.err;
+    EXPECT_EQ(out.out, "");
+    EXPECT_NE(out.err.find(message), std::string::npos) << out.err;
+  }
+  static std::string write(const std::string& name, const std::string& text) {
+    std::ofstream(at(name), std::ios::binary) << text;
+    return at(name);
   }
 
  private:
@@ -161,6 +194,210 @@ TEST_F(GenerateText, ALongPromptContinuesAsTheWholeRowDoes) {
     }
   }
   EXPECT_GT(first.size(), 1u);  // where the prompt ends decides
+}
+
+TEST_F(GenerateText, TakesPromptsFromAnywhere) {
+  EXPECT_EQ(run({"--prompt", "mary had"}).out, " a little lamb\n");
+  EXPECT_EQ(run({}, "mary had").out, " a little lamb\n");
+  EXPECT_EQ(run({"--prompt-file", write("prompt.txt", "mary had")}).out, " a little lamb\n");
+  EXPECT_EQ(run({"--ids", "--max-tokens", "3"}, "109,97 114").out, run({"--ids", "--prompt", "[109, 97, 114]", "--max-tokens", "3"}).out);
+  EXPECT_EQ(run({"--prompt", "mary had", "--max-tokens", "0"}).out, "\n");
+  const Outcome missing = run({"--prompt-file", at("nowhere.txt")});
+  EXPECT_EQ(missing.code, 1);
+  EXPECT_NE(missing.err.find("cannot read " + at("nowhere.txt")), std::string::npos) << missing.err;
+}
+
+// All in one batch, one answer a line, in the order of the prompts.
+TEST_F(GenerateText, AFileOfPromptsGivesAnAnswerALine) {
+  const std::string file =
+      write("prompts.jsonl", "{\"prompt\": \"mary had\"}\n\n{\"prompt\": \"mary\", \"more\": 1}\n{\"prompt\": \"mary had a little l\"}");
+  const auto texts = lines(run({"--prompt-file", file}));
+  EXPECT_EQ(texts, (std::vector<Json>{" a little lamb", " had a little lamb", "amb"}));
+  const auto objects = lines(run({"--prompt-file", file, "--json"}));
+  ASSERT_EQ(objects.size(), 3u);
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(objects[i]["prompt"], i);
+    EXPECT_EQ(objects[i]["sample"], 0);
+    EXPECT_EQ(objects[i]["text"], texts[i]);
+    EXPECT_EQ(objects[i]["finish_reason"], "stop");
+  }
+  EXPECT_EQ(objects[1]["prompt_tokens"], 4);
+  const std::string ids = write("ids.jsonl", "[109, 97, 114, 121, 32]\n[108,97]\n");
+  const auto arrays = lines(run({"--ids", "--prompt-file", ids, "--max-tokens", "5"}));
+  ASSERT_EQ(arrays.size(), 2u);
+  EXPECT_EQ(arrays[0], (Json{'h', 'a', 'd', ' ', 'a'}));
+  EXPECT_EQ(arrays[1].size(), 5u);
+}
+
+TEST_F(GenerateText, AFileOfPromptsNamesTheLineThatIsWrong) {
+  const auto refused = [&](const std::string& text, const Words& more, const std::string& message) {
+    const std::string file = write("bad.jsonl", text);
+    Words args = {"--prompt-file", file};
+    args.insert(args.end(), more.begin(), more.end());
+    expect_usage_error(args, message);
+  };
+  const std::string bad = at("bad.jsonl");
+  refused("{\"prompt\": \"a\"}\n{\"promt\": \"b\"}\n", {}, bad + ", line 2: expected {\"prompt\": TEXT}, got {\"promt\": \"b\"}");
+  refused("{\"prompt\": 3}\n", {}, bad + ", line 1: expected");
+  refused("mary had\n", {}, bad + ", line 1: expected");
+  refused("[1, 2]\n[1, \"a\"]\n", {"--ids"}, bad + ", line 2: expected an array of token ids");
+  refused("[1, 2]\n[1.5]\n", {"--ids"}, bad + ", line 2: expected an array of token ids");
+  refused("[1, 2]\n[1, 999]\n", {"--ids"}, bad + ", line 2: token id 999 of the prompt is not below the model's vocabulary of 257");
+  refused("[1, 2]\n[]\n", {"--ids"}, bad + ", line 2: the prompt is empty");
+  refused("\n\n", {}, bad + " holds no prompts");
+}
+
+TEST_F(GenerateText, SeveralAnswersToAPromptHaveSeedsOfTheirOwn) {
+  const Words words{"--prompt", "mary", "--temperature", "30", "--max-tokens", "12", "--ignore-eos"};
+  const auto with = [&](const Words& more) {
+    Words args = words;
+    args.insert(args.end(), more.begin(), more.end());
+    return lines(run(args));
+  };
+  const auto all = with({"--num", "3", "--seed", "5", "--json"});
+  ASSERT_EQ(all.size(), 3u);
+  std::set<Json> different;
+  for (int i = 0; i < 3; ++i) {
+    const auto& one = all[static_cast<std::size_t>(i)];
+    EXPECT_EQ(one["sample"], i);
+    EXPECT_EQ(one["prompt"], 0);
+    EXPECT_EQ(one["ids"], with({"--seed", std::to_string(5 + i), "--json"})[0]["ids"]);
+    different.insert(one["ids"]);
+  }
+  EXPECT_EQ(different.size(), 3u);
+  EXPECT_EQ(with({"--num", "2"}).size(), 2u);
+  expect_usage_error({"--prompt", "mary", "--num", "0"}, "--num must be at least 1, got 0");
+}
+
+TEST_F(GenerateText, StopsBeforeTheTextsThatEndIt) {
+  EXPECT_EQ(run({"--prompt", "mary had", "--stop", "ttl"}).out, " a li\n");  // it spans three tokens
+  EXPECT_EQ(run({"--prompt", "mary had", "--stop", "lamb", "--stop", "little"}).out, " a \n");
+  EXPECT_EQ(run({"--prompt", "mary had", "--stop", "lambs"}).out, " a little lamb\n");  // what was held back comes at the end
+  const Json j = generate({"--prompt", "mary had", "--stop", "little"});
+  EXPECT_EQ(j["text"], " a ");
+  EXPECT_EQ(j["finish_reason"], "stop");
+  EXPECT_EQ(j["ids"].size(), 9u);  // with the tokens of the text that ended it
+  expect_usage_error({"--prompt", "a", "--stop", ""}, "--stop must not be empty");
+  expect_usage_error({"--ids", "--prompt", "1", "--stop", "a"}, "--ids has none: use --stop-id");
+}
+
+TEST_F(GenerateText, StopsAtTheIdsThatAreNamed) {
+  const Json j = generate({"--prompt", "mary had", "--stop-id", "98", "--stop-id", "108"});
+  EXPECT_EQ(j["text"], " a ");
+  EXPECT_EQ(j["finish_reason"], "stop");
+  EXPECT_EQ(generate({"--ids", "--prompt", "109 97 114 121 32 104 97 100", "--stop-id", "108"})["ids"], (Json{' ', 'a', ' '}));
+  expect_usage_error({"--prompt", "a", "--stop-id", "257"}, "--stop-id 257 is not below the model's vocabulary of 257");
+}
+
+TEST_F(GenerateText, FiltersAndPenaltyDoWhatTheyShould) {
+  const auto made = [&](const Words& more) {
+    Words args{"--prompt", "mary", "--max-tokens", "18", "--ignore-eos"};
+    args.insert(args.end(), more.begin(), more.end());
+    return generate(args)["ids"];
+  };
+  const Json greedy = made({});
+  EXPECT_NE(made({"--temperature", "30"}), greedy);
+  EXPECT_EQ(made({"--temperature", "30", "--seed", "3"}), made({"--temperature", "30", "--seed", "3"}));
+  EXPECT_NE(made({"--temperature", "30", "--seed", "3"}), made({"--temperature", "30", "--seed", "4"}));
+  for (const Words& one : {Words{"--top-k", "1"}, Words{"--top-p", "1e-6"}, Words{"--min-p", "1"}}) {
+    Words args{"--temperature", "30"};
+    args.insert(args.end(), one.begin(), one.end());
+    EXPECT_EQ(made(args), greedy) << one[0];
+  }
+  EXPECT_EQ(made({"--repetition-penalty", "1"}), greedy);
+  EXPECT_NE(made({"--repetition-penalty", "5"}), greedy);
+  for (const auto& [flag, value] : std::vector<std::pair<std::string, std::string>>{
+           {"temperature", "-1"}, {"top-k", "-1"}, {"top-p", "0"}, {"min-p", "2"}, {"repetition-penalty", "0"}, {"max-tokens", "-1"}})
+    expect_usage_error({"--prompt", "a", "--" + flag, value}, flag + " must be");
+}
+
+TEST_F(GenerateText, TellsLogProbabilities) {
+  const Json j = generate({"--prompt", "mary had", "--logprobs"});
+  ASSERT_EQ(j["logprobs"].size(), j["ids"].size());
+  for (const auto& p : j["logprobs"]) {
+    EXPECT_LE(p.get<double>(), 0);
+    EXPECT_GT(p.get<double>(), -0.7);  // it knows the sentence
+  }
+  EXPECT_FALSE(generate({"--prompt", "mary had"}).contains("logprobs"));
+  expect_usage_error({"--prompt", "a", "--logprobs"}, "--logprobs goes with --json");
+}
+
+// 2 layers, 32 tokens, keys and values of 32 fp32 each: 16,384 bytes a page.
+TEST_F(GenerateText, LivesWithTheMemoryItIsGiven) {
+  std::string prompts;
+  for (int i = 0; i < 6; ++i)
+    prompts += "{\"prompt\": \"" + std::string(static_cast<std::size_t>(i), '.') + "mary had a little lamb, \"}\n";
+  const Words words{"--prompt-file", write("six.jsonl", prompts), "--ignore-eos", "--max-tokens", "40"};
+  const auto with = [&](const std::string& memory) {
+    Words args = words;
+    if (!memory.empty()) args.insert(args.end(), {"--kv-memory", memory});
+    return run(args);
+  };
+  const auto free = lines(with(""));
+  EXPECT_EQ(free.size(), 6u);
+  EXPECT_EQ(lines(with("80K")), free);  // four pages: about two answers at a time
+  EXPECT_EQ(with("33K").code, 2);
+  EXPECT_NE(with("33K").err.find("line 2: a prompt of 25 tokens and 40 new ones are too long: the limit is 64 tokens"), std::string::npos)
+      << with("33K").err;
+  expect_usage_error({"--prompt", "a", "--kv-memory", "1000"},
+                     "--kv-memory 1000 is less than a page of keys and values, which takes 16384 bytes");
+}
+
+// A token whose embedding is not a number: prompts with it fail, the others are answered.
+TEST_F(GenerateText, DamagedWeightsFailOnlyThoseWhoMeetThem) {
+  fs::copy(checkpoint(), at("damaged"));
+  fs::remove(at("damaged/manifest.json"));
+  std::string file = read_text(at("damaged/model.safetensors"));
+  std::uint64_t header = 0;
+  std::memcpy(&header, file.data(), 8);
+  const Json table = Json::parse(file.substr(8, header))["model.embed_tokens.weight"];
+  ASSERT_EQ(table["dtype"], "F32");
+  const std::array<float, 32> nan = [] {
+    std::array<float, 32> row{};
+    row.fill(std::numeric_limits<float>::quiet_NaN());
+    return row;
+  }();
+  std::memcpy(file.data() + 8 + header + table["data_offsets"][0].get<std::size_t>() + 'z' * sizeof nan, nan.data(), sizeof nan);
+  write("damaged/model.safetensors", file);
+  const std::string prompts = write("zs.jsonl", "{\"prompt\": \"mary had\"}\n{\"prompt\": \"z\"}\n{\"prompt\": \"mary\"}\n");
+  const std::string reason = "the logits behind token 1 are not finite numbers: the weights may be damaged";
+  const Outcome several = run({"--prompt-file", prompts}, "", at("damaged"));
+  EXPECT_EQ(several.code, 1);
+  EXPECT_EQ(several.out, "\" a little lamb\"\nnull\n\" had a little lamb\"\n");
+  EXPECT_NE(several.err.find("error: answer 2: " + reason + "\n"), std::string::npos) << several.err;
+  const Outcome as_json = run({"--prompt-file", prompts, "--json"}, "", at("damaged"));
+  EXPECT_NE(as_json.out.find("{\"prompt\":1,\"sample\":0,\"error\":\"" + reason + "\"}\n"), std::string::npos) << as_json.out;
+  const Outcome one = run({"--prompt", "z"}, "", at("damaged"));
+  EXPECT_EQ(one.code, 1);
+  EXPECT_NE(one.err.find("error: " + reason + "\n"), std::string::npos) << one.err;
+}
+
+// Ctrl-C while an answer that would go on for long is being shown: it ends with what there is.
+TEST_F(GenerateText, CtrlCEndsWithWhatThereIs) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const std::string model = checkpoint();
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(ends[1], STDOUT_FILENO);
+    close(ends[0]);
+    execl(BHYT_PROGRAM, "bhyt", "generate", "--model", model.c_str(), "--prompt", "mary", "--ignore-eos", "--max-tokens", "100K",
+          "device=cpu", "threads=1", nullptr);
+    _exit(127);
+  }
+  close(ends[1]);
+  std::string out(4, '\0');
+  ASSERT_EQ(read(ends[0], out.data(), 4), 4);  // it has begun
+  ASSERT_EQ(kill(child, SIGINT), 0);
+  char more[4096];
+  for (ssize_t n = 0; (n = read(ends[0], more, sizeof more)) > 0;) out.append(more, static_cast<std::size_t>(n));
+  close(ends[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 128 + SIGINT);
+  EXPECT_EQ(out.substr(0, 4), " had");
+  EXPECT_EQ(out.back(), '\n');
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Builds a small model through the installed headers and continues one token.
-#include <bhyt/generate/generate.h>
+#include <bhyt/generate/engine.h>
 #include <bhyt/model/model.h>
 
 #include <cstdio>
@@ -12,7 +12,8 @@ int main() {
   bhyt::Model model(ctx, config, bhyt::DType::f32);
   model.parameters().initialize(0);
   model.refresh_constants();
-  const auto out = bhyt::generate(ctx, model, {1, 2, 3}, {.max_tokens = 4});
-  std::printf("%zu new tokens from %lld parameters\n", out.ids.size(), static_cast<long long>(model.parameters().count()));
-  return out.ids.size() == 4 ? 0 : 1;
+  bhyt::Engine engine(ctx, model);
+  const auto ids = engine.submit({.prompt = {1, 2, 3}, .max_tokens = 4}).wait().ids();
+  std::printf("%zu new tokens from %lld parameters\n", ids.size(), static_cast<long long>(model.parameters().count()));
+  return ids.size() == 4 ? 0 : 1;
 }

@@ -135,6 +135,32 @@ TEST(Decoding, SeveralSequencesInOneCallAreEachTheirOwn) {
   }
 }
 
+// A result does not depend on what runs beside it: to the last bit on the CPU.
+TEST(Decoding, NeighboursChangeNoBitOnTheCpu) {
+  Context& ctx = test::context_on(Device::cpu());
+  for (const Method& method : methods())
+    for (const DType type : {DType::f32, DType::bf16}) {
+      SCOPED_TRACE(fmt::format("{} {}", method.name, name_of(type)));
+      const auto m = make_model(ctx, small_config(std::string(method.name), 2), type);
+      std::vector<Ids> ids;
+      for (std::uint64_t s = 0; s < 4; ++s) ids.push_back(draw_ids(kLongest, 40 + s));
+      EXPECT_EQ(decode(ctx, *m, ids, mixed_schedule(), true), decode(ctx, *m, ids, mixed_schedule(), false));
+    }
+}
+
+TEST(Decoding, NeighboursChangeNoScoreOnTheCpu) {
+  Context& ctx = test::context_on(Device::cpu());
+  const auto m = make_model(ctx, small_config("bhyt", 2), DType::bf16);
+  const Ids a = draw_ids(40, 1), b = draw_ids(9, 2);
+  test::Sequences sequences(ctx, *m, 2, 40, 60);
+  auto first = sequences.piece(0, a), second = sequences.piece(1, b);
+  first.targets = a, second.targets = b;
+  const auto losses = [&](std::vector<DecodePass::Piece> pieces) { return on_host(ctx, sequences.pass.run(pieces).losses); };
+  std::vector<float> alone = losses({first});
+  for (const float x : losses({second})) alone.push_back(x);
+  EXPECT_EQ(losses({first, second}), alone);
+}
+
 // Pages hold what they were given until something else is written: a sequence begins anew over the pages of another.
 TEST(Decoding, PagesServeAnotherSequence) {
   for (Context& ctx : test::contexts()) {

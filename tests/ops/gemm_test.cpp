@@ -41,9 +41,9 @@ void reference_product(const GemmCase& g, const std::vector<double>& a, const st
 
 Case gemm_case(const GemmCase& g) {
   const std::int64_t e = g.margin;
-  const auto [ta, tb, accumulate] = g.options;
-  return {.name = fmt::format("{}x{}x{}{}{}{}{} margin {}", g.m, g.n, g.k, ta ? " ta" : "", tb ? " tb" : "", accumulate ? " +=" : "",
-                              g.fp32_result ? " to fp32" : "", e),
+  const auto [ta, tb, accumulate, by_row] = g.options;
+  return {.name = fmt::format("{}x{}x{}{}{}{}{}{} margin {}", g.m, g.n, g.k, ta ? " ta" : "", tb ? " tb" : "", accumulate ? " +=" : "",
+                              by_row ? " by row" : "", g.fp32_result ? " to fp32" : "", e),
           .inputs = {{"a", {ta ? g.k : g.m, (ta ? g.m : g.k) + 2 * e}, Role::constant},
                      {"b", {tb ? g.n : g.k, (tb ? g.k : g.n) + 2 * e}, Role::constant},
                      {"before", {g.m, g.n + 2 * e}, g.fp32_result ? Role::constant32 : Role::constant}},
@@ -76,6 +76,14 @@ std::vector<Case> gemm_tests() {
   cases.push_back(gemm_case({.m = 193, .n = 1100, .k = 37, .options = {.trans_b = true, .accumulate = true}}));
   cases.push_back(gemm_case({.m = 613, .n = 97, .k = 50, .fp32_result = true}));
   cases.push_back(gemm_case({.m = 53, .n = 41, .k = 2111, .options = {.trans_a = true, .accumulate = true}}));
+  // By row: few rows and many, depths around the lanes of vectors and over several blocks.
+  const GemmOptions by_row{.trans_b = true, .by_row = true}, adding{.trans_b = true, .accumulate = true, .by_row = true};
+  for (const std::int64_t m : {1, 2, 3, 4, 7, 66, 259}) {
+    cases.push_back(gemm_case({.m = m, .n = 33, .k = 131, .options = by_row}));
+    cases.push_back(gemm_case({.m = m, .n = 7, .k = 2111, .options = adding, .fp32_result = m % 2 == 1, .margin = 3}));
+  }
+  for (const std::int64_t k : {1, 15, 16, 17, 63, 64, 65, 2048, 4160})
+    cases.push_back(gemm_case({.m = 5, .n = 131, .k = k, .options = by_row}));
   return cases;
 }
 
@@ -106,7 +114,7 @@ Case linear_case(std::int64_t n, std::int64_t in, std::int64_t out, bool residua
           .forward =
               [=](CaseTensors& c) {
                 if (in_place) copy(c.ctx(), c["residual"], c["y"]);
-                Epilogue e;
+                LinearOptions e;
                 if (residual) e.residual = in_place ? c["y"] : c["residual"];
                 linear(c.ctx(), c["x"], c["w"], c["y"], e);
               },

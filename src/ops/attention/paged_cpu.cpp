@@ -117,8 +117,8 @@ void attention_paged(Context& ctx, const Tensor& q, const Tensor& pages, const T
   });
 }
 
-void reserve_attention_paged(Context& ctx, std::int64_t rows, std::int64_t length, const AttentionShape& s) {
-  ctx.worker_scratch(scratch_floats(s.heads / s.kv_heads, s.head_dim, std::min(rows, kQueries), length));
+void reserve_attention_paged(Context& ctx, std::int64_t, std::int64_t length, const AttentionShape& s) {
+  ctx.worker_scratch(scratch_floats(s.heads / s.kv_heads, s.head_dim, kQueries, length));
 }
 
 }  // namespace bhyt::cpu

@@ -18,7 +18,8 @@ struct CrossEntropy {
   Tensor dx;        // [N,C] written, may be x itself; empty = no backward
   Tensor dw;        // fp32 [V,C] +=, or = without `accumulate`
   bool accumulate = true;
-  Tensor workspace;  // fp32 or bytes, cross_entropy_workspace() of them
+  Tensor workspace;     // fp32 or bytes, cross_entropy_workspace() of them
+  bool by_row = false;  // logits by_row (gemm.h)
 };
 
 // Bytes of workspace that one call wants for N tokens (the rows of logits that exist at a time).

@@ -127,7 +127,7 @@ void cross_entropy(Context& ctx, const CrossEntropy& job) {
     const Tensor x = job.x.row_slice(first, r);
     Tensor logits(job.workspace.data, DType::f32, job.x.device, {r, vocab});
     logits.ld = row_distance(vocab);
-    bhyt::gemm(ctx, x, job.w, logits, {.trans_b = true});
+    bhyt::gemm(ctx, x, job.w, logits, {.trans_b = true, .by_row = job.by_row});
     softmax_rows(ctx, job, first, logits, row_losses.data());
     for (std::int64_t i = 0; i < r; ++i) total += row_losses[static_cast<std::size_t>(i)];
     if (!job.dx) continue;

@@ -62,7 +62,7 @@ __global__ void sum_kernel(const float* values, std::int64_t n, float* out) {
 
 __global__ void fed_kernel(std::int32_t* tokens, std::int64_t n, const std::int32_t* feed) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i < n && tokens[i] < 0) tokens[i] = feed[-1 - tokens[i]];
+  if (i < n && tokens[i] < 0) tokens[i] = max(feed[-1 - tokens[i]], 0);
 }
 
 const float* learned_of(const EmbeddingScale& s) { return s.learned ? s.learned.as<float>() : nullptr; }

@@ -19,7 +19,8 @@ void embedding(Context& ctx, const Tensor& tokens, const Tensor& table, const Te
 void embedding_backward(Context& ctx, const Tensor& tokens, const Tensor& table, const Tensor& dout, const Tensor& dtable,
                         const EmbeddingScale& scale = {});
 
-// Tokens that the device alone knows: a token −1−i of tokens [N] becomes feed[i]. Both int32.
+// Tokens that the device alone knows: a token −1−i of tokens [N] becomes feed[i], and 0 where that is negative (a choice
+// that failed). Both int32.
 void take_fed(Context& ctx, const Tensor& tokens, const Tensor& feed);
 
 namespace cpu {

@@ -112,7 +112,7 @@ void take_fed(Context&, const Tensor& tokens, const Tensor& feed) {
     std::int32_t& token = tokens.as<std::int32_t>()[i];
     if (token >= 0) continue;
     check(-1 - token < feed.size(), "[take_fed] expected references to {} fed tokens, got {}", feed.size(), token);
-    token = feed.as<std::int32_t>()[-1 - token];
+    token = std::max(feed.as<std::int32_t>()[-1 - token], 0);
   }
 }
 

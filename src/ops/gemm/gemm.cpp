@@ -2,6 +2,7 @@
 #include "ops/gemm/gemm.h"
 
 #include "core/check.h"
+#include "ops/gemm/rows.h"
 
 namespace bhyt {
 
@@ -19,6 +20,7 @@ void gemm(Context& ctx, const Tensor& a, const Tensor& b, const Tensor& c, GemmO
   check_operand("b", b, c.device);
   check_operand("c", c, c.device);
   check(a.dtype == b.dtype, "[gemm] expected a and b of one type, got {} and {}", name_of(a.dtype), name_of(b.dtype));
+  check(!options.by_row || (options.trans_b && !options.trans_a), "[gemm] expected b transposed and a not for a product by rows");
   const std::int64_t m = options.trans_a ? a.cols() : a.rows(), k = options.trans_a ? a.rows() : a.cols();
   const std::int64_t n = options.trans_b ? b.rows() : b.cols(), kb = options.trans_b ? b.cols() : b.rows();
   check(k == kb, "[gemm] expected inner dimensions to agree, got a {}{} and b {}{}", shape_string(a), options.trans_a ? "ᵀ" : "",
@@ -29,6 +31,10 @@ void gemm(Context& ctx, const Tensor& a, const Tensor& b, const Tensor& c, GemmO
     cuda::gemm(ctx, a, b, c, options);
   else
     cpu::gemm(ctx, a, b, c, options);
+}
+
+void reserve_gemm_by_row(Context& ctx, std::int64_t rows, std::int64_t k) {
+  if (!ctx.device().is_cuda()) cpu::reserve_rows_product(ctx, rows, k);
 }
 
 }  // namespace bhyt

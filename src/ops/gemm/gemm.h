@@ -11,10 +11,14 @@ struct GemmOptions {
   bool trans_a = false;     // a is stored [k, m]
   bool trans_b = false;     // b is stored [n, k]
   bool accumulate = false;  // c += instead of c =
+  bool by_row = false;      // every row of c has the same bits whatever rows come with it; for b transposed and a not, on the CPU alone
 };
 
 // c [m,n] = op(a) [m,k] · op(b) [k,n]. a and b share a type (fp32 or bf16); c is fp32 or bf16. Column slices (ld) are fine.
 void gemm(Context& ctx, const Tensor& a, const Tensor& b, const Tensor& c, GemmOptions options = {});
+
+// Takes the scratch of products by_row of up to `rows` rows and depth k, so that a settled context can go on.
+void reserve_gemm_by_row(Context& ctx, std::int64_t rows, std::int64_t k);
 
 namespace cpu {
 void gemm(Context& ctx, const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& options);

@@ -5,6 +5,7 @@
 #include "ops/gemm/dot.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/library.h"
+#include "ops/gemm/rows.h"
 
 namespace bhyt::cpu {
 
@@ -150,28 +151,6 @@ inline __attribute__((always_inline)) void four_sums(const float* x, const In* c
   out[3] = s3;
 }
 
-// Few rows times a transposed matrix, the product of decoding: bound by reading b once, in its own type.
-template <class In, class Out>
-void rows_times_transposed(Context& ctx, const Product<In, Out>& p) {
-  float* const x = static_cast<float*>(ctx.scratch(static_cast<std::size_t>(p.m * p.k) * sizeof(float), Context::Use::workspace));
-  for (std::int64_t i = 0; i < p.m; ++i)
-    for (std::int64_t l = 0; l < p.k; ++l) x[i * p.k + l] = to_float(p.a[p.trans_a ? l * p.lda + i : i * p.lda + l]);
-  const std::int64_t grain = (32768 / p.k + 4) / 4 * 4;
-  parallel_for(ctx.threads(), p.n, grain, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t j = begin; j < end; j += 4) {
-      const In* rows[4];
-      for (std::int64_t r = 0; r < 4; ++r) rows[r] = p.b + std::min(j + r, end - 1) * p.ldb;
-      for (std::int64_t i = 0; i < p.m; ++i) {
-        float sums[4];
-        dot4(x + i * p.k, rows, p.k, sums);
-        Out* const c = p.c + i * p.ldc;
-        for (std::int64_t r = j; r < std::min(j + 4, end); ++r)
-          c[r] = from_float<Out>(sums[r - j] + (p.accumulate ? to_float(c[r]) : 0.0f));
-      }
-    }
-  });
-}
-
 template <class In, class Out>
 void multiply(Context& ctx, const Product<In, Out>& p) {
   if (p.m == 0 || p.n == 0) return;
@@ -180,7 +159,6 @@ void multiply(Context& ctx, const Product<In, Out>& p) {
       for (std::int64_t i = 0; i < p.m; ++i) std::fill_n(p.c + i * p.ldc, p.n, from_float<Out>(0.0f));
     return;
   }
-  if (p.m <= kFewRows && p.trans_b) return rows_times_transposed(ctx, p);
   product_by_pieces(ctx, p);
 }
 
@@ -190,6 +168,7 @@ BHYT_CLONES void dot4(const float* x, const float* const* rows, std::int64_t k, 
 BHYT_CLONES void dot4(const float* x, const bf16* const* rows, std::int64_t k, float* out) { four_sums(x, rows, k, out); }
 
 void gemm(Context& ctx, const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& o) {
+  if (a.cols() > 0 && (o.by_row || (a.rows() <= kFewRows && o.trans_b && !o.trans_a))) return rows_product(ctx, a, b, c, o.accumulate);
   dispatch_float(a.dtype, [&](auto in) {
     dispatch_float(c.dtype, [&](auto out) {
       using In = decltype(in);

@@ -20,15 +20,15 @@ void copy_matrix(Context& ctx, const Tensor& from, const Tensor& to) {
 }
 }  // namespace
 
-void linear(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, const Epilogue& epilogue) {
-  const Tensor& residual = epilogue.residual;
+void linear(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, const LinearOptions& options) {
+  const Tensor& residual = options.residual;
   if (residual) {
     check(residual.dtype == y.dtype && residual.rows() == y.rows() && residual.cols() == y.cols(),
           "[linear] expected residual {} {}, got {} {}", name_of(y.dtype), shape_string(y), name_of(residual.dtype),
           shape_string(residual));
     if (residual.data != y.data) copy_matrix(ctx, residual, y);
   }
-  gemm(ctx, x, w, y, {.trans_b = true, .accumulate = static_cast<bool>(residual)});
+  gemm(ctx, x, w, y, {.trans_b = true, .accumulate = static_cast<bool>(residual), .by_row = options.by_row});
 }
 
 void linear_backward(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& dy, const Tensor& dx, const Tensor& dw, Adds adds) {

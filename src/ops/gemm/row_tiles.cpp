@@ -1,0 +1,275 @@
+#include "ops/gemm/row_tiles.h"
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+namespace bhyt::cpu {
+
+namespace {
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
+constexpr int kGroups = 4;  // vectors that an element is summed in
+
+// Vectors of L lanes.
+template <int L>
+struct Vector {
+  // Not `using`: with that GCC forgets an attribute that depends on L.
+  typedef float Floats __attribute__((vector_size(4 * L)));
+  typedef std::uint32_t Words __attribute__((vector_size(4 * L)));
+  typedef std::uint16_t Halves __attribute__((vector_size(2 * L)));
+};
+
+template <int L>
+ALWAYS_INLINE void load(const float* from, typename Vector<L>::Floats& to) {
+  memcpy(&to, from, sizeof to);
+}
+template <int L>
+ALWAYS_INLINE void load(const bf16* from, typename Vector<L>::Floats& to) {
+#if defined(__aarch64__)
+  to = vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(&from->bits), 16));  // one instruction, which compilers do not find
+#else
+  typename Vector<L>::Halves halves;
+  memcpy(&halves, from, sizeof halves);
+  const typename Vector<L>::Words words = __builtin_convertvector(halves, typename Vector<L>::Words) << 16;
+  memcpy(&to, &words, sizeof to);
+#endif
+}
+
+// Halves onto each other until one is left.
+template <int L>
+ALWAYS_INLINE float total(const typename Vector<L>::Floats& v) {
+  if constexpr (L == 2) {
+    return v[0] + v[1];
+  } else {
+    typename Vector<L / 2>::Floats low, high;
+    memcpy(&low, &v, sizeof low);
+    memcpy(&high, reinterpret_cast<const char*>(&v) + sizeof low, sizeof high);
+    const typename Vector<L / 2>::Floats sum = low + high;
+    return total<L / 2>(sum);
+  }
+}
+
+// Where sums go; the first block of the depth sets them, the others add.
+struct Sums {
+  float* at;
+  std::int64_t ld;
+  bool first;
+  template <int L>
+  ALWAYS_INLINE void put(int r, int c, const typename Vector<L>::Floats& v) const {
+    float& sum = at[r * ld + c];
+    sum = first ? total<L>(v) : sum + total<L>(v);
+  }
+};
+
+// Calls f(begin, size) for the blocks of the depth: whole ones, a shorter one of whole steps, and what is left.
+template <int L, class F>
+ALWAYS_INLINE void for_blocks(std::int64_t depth, F&& f) {
+  const std::int64_t whole = depth / (kGroups * L) * (kGroups * L);
+  for (std::int64_t at = 0; at < whole; at += kDepth) f(at, std::min(kDepth, whole - at));
+  if (whole < depth) f(whole, depth - whole);
+}
+
+// Zeros behind a row that is shorter than whole steps.
+template <int L, class W>
+const float* padded(const W* row, std::int64_t n, float* out) {
+  for (std::int64_t i = 0; i < kGroups * L; ++i) out[i] = i < n ? to_float(row[i]) : 0.0f;
+  return out;
+}
+
+// Few rows, bound by reading w: one row of it at a time, from end to end, as memory gives it quickest.
+template <int L, int R, class W>
+ALWAYS_INLINE void few(std::int64_t k, const float* x, std::int64_t ldx, const W* w, const Sums& sums) {
+  typename Vector<L>::Floats acc[R][kGroups] = {};
+  for (std::int64_t p = 0; p < k; p += kGroups * L)
+#pragma GCC unroll 4
+    for (int g = 0; g < kGroups; ++g) {
+      typename Vector<L>::Floats a, b;
+      load<L>(w + p + g * L, b);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        load<L>(x + r * ldx + p + g * L, a);
+        acc[r][g] += a * b;
+      }
+    }
+  for (int r = 0; r < R; ++r) {
+    const typename Vector<L>::Floats sum = acc[r][0] + acc[r][1] + acc[r][2] + acc[r][3];
+    sums.put<L>(r, 0, sum);
+  }
+}
+
+template <int L, class W>
+ALWAYS_INLINE void few_rows(std::int64_t rows, std::int64_t k, const float* x, std::int64_t ldx, const W* w, const Sums& sums) {
+  static_assert(kManyRows == 4);
+  if (rows == 3)
+    few<L, 3>(k, x, ldx, w, sums);
+  else if (rows == 2)
+    few<L, 2>(k, x, ldx, w, sums);
+  else
+    few<L, 1>(k, x, ldx, w, sums);
+}
+
+template <int L, class W>
+ALWAYS_INLINE void task_of_few(const RowTask<W>& t) {
+  for (std::int64_t out = 0; out < t.outs; ++out)
+    for_blocks<L>(t.depth, [&](std::int64_t at, std::int64_t size) {
+      const W* const w = t.w + out * t.ldw + at;
+      const Sums sums{t.sums + out, t.outs, at == 0};
+      if (size % (kGroups * L) == 0)
+        few_rows<L>(t.rows, size, t.x + at, t.ldx, w, sums);
+      else
+        few_rows<L>(t.rows, kGroups * L, t.x + at, t.ldx, padded<L>(w, size, t.panel), sums);
+    });
+}
+
+// The vectors of a block that belong to one sum, side by side.
+template <int L, class In>
+ALWAYS_INLINE void part_groups(const In* in, std::int64_t size, float* out) {
+  const std::int64_t group = size / kGroups;
+  for (std::int64_t p = 0; p < size; p += kGroups * L)
+#pragma GCC unroll 4
+    for (int g = 0; g < kGroups; ++g) {
+      typename Vector<L>::Floats v;
+      load<L>(in + p + g * L, v);
+      memcpy(out + g * group + p / kGroups, &v, sizeof v);
+    }
+}
+
+template <int L, class In>
+ALWAYS_INLINE void part_groups_padded(const In* in, std::int64_t size, float* out) {
+  float end[kGroups * L];
+  if (size % (kGroups * L) == 0)
+    part_groups<L>(in, size, out);
+  else
+    part_groups<L>(padded<L>(in, size, end), kGroups * L, out);
+}
+
+// R rows of x times C rows of w, their groups parted; k columns each.
+template <int L, int R, int C>
+ALWAYS_INLINE void tile(std::int64_t k, const float* x, std::int64_t ldx, const float* w, const Sums& sums) {
+  typename Vector<L>::Floats part[R][C];
+  const std::int64_t group = k / kGroups;
+  for (int g = 0; g < kGroups; ++g) {
+    typename Vector<L>::Floats acc[R][C] = {};
+    for (std::int64_t p = g * group; p < (g + 1) * group; p += L) {
+      typename Vector<L>::Floats a[R], b;
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) load<L>(x + r * ldx + p, a[r]);
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c) {
+        load<L>(w + c * k + p, b);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) acc[r][c] += a[r] * b;
+      }
+    }
+    for (int r = 0; r < R; ++r)
+      for (int c = 0; c < C; ++c) part[r][c] = g == 0 ? acc[r][c] : part[r][c] + acc[r][c];
+  }
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < C; ++c) sums.put<L>(r, c, part[r][c]);
+}
+
+// A block of C rows of w, for all rows of x.
+template <int L, int C, class W>
+ALWAYS_INLINE void panel(const RowTask<W>& t, std::int64_t out, std::int64_t at, std::int64_t size) {
+  const std::int64_t k = std::max<std::int64_t>(size / (kGroups * L), 1) * (kGroups * L);
+  for (int c = 0; c < C; ++c) part_groups_padded<L>(t.w + (out + c) * t.ldw + at, size, t.panel + c * k);
+  const float* x = t.x + at;
+  Sums sums{t.sums + out, t.outs, at == 0};
+  for (std::int64_t rows = t.rows; rows > 0; rows -= 4, x += 4 * t.ldx, sums.at += 4 * sums.ld) {
+    if (rows >= 4)
+      tile<L, 4, C>(k, x, t.ldx, t.panel, sums);
+    else if (rows == 3)
+      tile<L, 3, C>(k, x, t.ldx, t.panel, sums);
+    else if (rows == 2)
+      tile<L, 2, C>(k, x, t.ldx, t.panel, sums);
+    else
+      tile<L, 1, C>(k, x, t.ldx, t.panel, sums);
+  }
+}
+
+template <int L, int C, class W>
+ALWAYS_INLINE void task_of_many(const RowTask<W>& t) {
+  for_blocks<L>(t.depth, [&](std::int64_t at, std::int64_t size) {
+    std::int64_t out = 0;
+    for (; out + C <= t.outs; out += C) panel<L, C>(t, out, at, size);
+    for (; out < t.outs; ++out) panel<L, 1>(t, out, at, size);
+  });
+}
+
+// Vectors of L lanes; C rows of w beside four of x fill the registers.
+template <int L, int C, class W>
+ALWAYS_INLINE void task(const RowTask<W>& t) {
+  t.many ? task_of_many<L, C>(t) : task_of_few<L>(t);
+}
+
+template <int L, class In>
+ALWAYS_INLINE void pack(const In* x, std::int64_t depth, bool many, float* out) {
+  std::fill(out + depth, out + row_distance(depth), 0.0f);
+  if (many)
+    for_blocks<L>(depth, [&](std::int64_t at, std::int64_t size) { part_groups_padded<L>(x + at, size, out + at); });
+  else
+    for (std::int64_t i = 0; i < depth; ++i) out[i] = to_float(x[i]);
+}
+
+#if defined(__x86_64__)
+#define FOR_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,fma")))
+#define FOR_AVX2 __attribute__((target("avx2,fma")))
+int widest() {
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) return 16;
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 8 : 4;
+}
+int lanes() {
+  static const int count = widest();
+  return count;
+}
+template <class W>
+FOR_AVX512 void task_avx512(const RowTask<W>& t) {
+  task<16, 4>(t);
+}
+template <class W>
+FOR_AVX2 void task_avx2(const RowTask<W>& t) {
+  task<8, 2>(t);
+}
+template <class In>
+FOR_AVX512 void pack_avx512(const In* x, std::int64_t depth, bool many, float* out) {
+  pack<16>(x, depth, many, out);
+}
+template <class In>
+FOR_AVX2 void pack_avx2(const In* x, std::int64_t depth, bool many, float* out) {
+  pack<8>(x, depth, many, out);
+}
+#endif
+
+template <class W>
+void any_task(const RowTask<W>& t) {
+#if defined(__x86_64__)
+  if (lanes() == 16) return task_avx512(t);
+  if (lanes() == 8) return task_avx2(t);
+#endif
+  task<4, 4>(t);
+}
+
+template <class In>
+void any_pack(const In* x, std::int64_t depth, bool many, float* out) {
+#if defined(__x86_64__)
+  if (lanes() == 16) return pack_avx512(x, depth, many, out);
+  if (lanes() == 8) return pack_avx2(x, depth, many, out);
+#endif
+  pack<4>(x, depth, many, out);
+}
+
+}  // namespace
+
+void pack_row(const float* x, std::int64_t depth, bool many, float* out) { any_pack(x, depth, many, out); }
+void pack_row(const bf16* x, std::int64_t depth, bool many, float* out) { any_pack(x, depth, many, out); }
+
+void run(const RowTask<float>& t) { any_task(t); }
+void run(const RowTask<bf16>& t) { any_task(t); }
+
+}  // namespace bhyt::cpu

@@ -1,0 +1,39 @@
+// The inner part of rows_product: some rows of x times some rows of w. Every element of the result is summed in the same order whatever
+// rows are worked on together: the depth is cut into blocks of kDepth; in a block every lane of four vectors has its own sum, for the
+// columns that are its own modulo the lanes of all four; the vectors are added one after the other, then the lanes as a tree.
+#pragma once
+
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace bhyt::cpu {
+
+constexpr std::int64_t kDepth = 2048;  // columns that stay in the cache while rows go over them
+constexpr std::int64_t kPad = 64;      // rows of x are padded to multiples of it, with zeros: four vectors of any processor
+constexpr std::int64_t kManyRows = 4;  // from here on w is widened once for all rows, and both operands are laid out for that
+constexpr std::int64_t kPanelFloats = 4 * kDepth;
+
+// From one packed row of x to the next. A depth is often a power of two, and rows would fall onto the same few lines of the cache.
+constexpr std::int64_t row_distance(std::int64_t depth) { return (depth + kPad - 1) / kPad * kPad + 16; }
+
+// A row of x as `run` wants it: in fp32, padded; `many`: for a task of kManyRows or more.
+void pack_row(const float* x, std::int64_t depth, bool many, float* out);
+void pack_row(const bf16* x, std::int64_t depth, bool many, float* out);
+
+template <class W>
+struct RowTask {
+  std::int64_t rows = 0, outs = 0, depth = 0;
+  bool many = false;         // how x is packed
+  const float* x = nullptr;  // packed rows
+  std::int64_t ldx = 0;
+  const W* w = nullptr;  // [outs, depth]
+  std::int64_t ldw = 0;
+  float* sums = nullptr;   // [rows, outs], written
+  float* panel = nullptr;  // kPanelFloats
+};
+
+void run(const RowTask<float>& task);
+void run(const RowTask<bf16>& task);
+
+}  // namespace bhyt::cpu

@@ -1,0 +1,399 @@
+// The engine against decoding one sequence at a time and whole forwards; what it refuses; what goes wrong.
+#include "generate/engine.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "core/error.h"
+#include "core/rng.h"
+#include "model/score_pass.h"
+#include "ops/norm/methods.h"
+#include "tests/devices.h"
+#include "tests/generate/requests.h"
+#include "tests/model/decoding.h"
+#include "tests/model/helpers.h"
+#include "tests/model/small_model.h"
+
+namespace bhyt::testing {
+namespace {
+
+// Prompts of 1 to 100 tokens, answers of 1 to 40, that join and leave at different times.
+std::vector<Request> mixed_requests(std::int64_t vocab) {
+  std::vector<Request> requests;
+  for (const auto& [prompt, max_tokens] : std::vector<std::pair<int, int>>{{1, 30}, {31, 2}, {100, 12}, {32, 40}, {5, 1}, {64, 9}, {7, 33}})
+    requests.push_back({.prompt = draw_ids(prompt, static_cast<std::uint64_t>(prompt), vocab), .max_tokens = max_tokens});
+  return requests;
+}
+
+Ids with_prompt(const Request& r, const Ids& answer) {
+  Ids all = r.prompt;
+  all.insert(all.end(), answer.begin(), answer.end());
+  return all;
+}
+
+TEST(Engine, AnswersEqualDecodingOneByOne) {
+  for (Context& ctx : test::contexts())
+    for (const Method& method : methods())
+      for (const std::int64_t layers : {1, 2}) {  // a head of its own, and a tied one
+        const auto m = make_model(ctx, small_config(std::string(method.name), layers));
+        const auto requests = mixed_requests(m->config().vocab);
+        std::vector<Ids> expected;
+        for (const Request& r : requests) expected.push_back(test::continue_greedily(*m, r.prompt, r.prompt.size() + r.max_tokens));
+        for (const bool ahead : {false, true})
+          for (const std::int64_t tokens : {7, 256}) {
+            SCOPED_TRACE(fmt::format("{} {} layers {} ahead {} tokens {}", method.name, layers, name_of(ctx.device()), ahead, tokens));
+            Engine engine(ctx, *m, {.pages = 9, .tokens = tokens, .sequences = 5, .ahead = ahead});
+            auto answers = engine.submit_all(requests);
+            for (std::size_t i = 0; i < answers.size(); ++i) {
+              const Answered a = answers[i].wait();
+              EXPECT_EQ(with_prompt(requests[i], a.ids()), expected[i]) << i;
+              EXPECT_EQ(a.finish, Finish::length);
+            }
+          }
+      }
+}
+
+// On a CPU not even a bit depends on the neighbours, on the pieces of a prompt, or on whether it was evicted.
+TEST(Engine, ARequestHasTheSameBitsAloneAndAmongOthers) {
+  Context& ctx = test::context_on(Device::cpu());
+  for (const DType type : {DType::f32, DType::bf16}) {
+    ModelConfig c = small_config("bhyt", 2);
+    c.d = 48, c.head_dim = 16, c.mlp = 80, c.vocab = 301;
+    const auto m = make_model(ctx, c, type);
+    auto requests = mixed_requests(c.vocab);
+    for (Request& r : requests) r.logprobs = true;
+    std::vector<Answered> alone;
+    for (const Request& r : requests) alone.push_back(Engine(ctx, *m, {.sequences = 1}).submit(r).wait());
+    Engine engine(ctx, *m, {.pages = 6, .tokens = 19, .sequences = 4});
+    auto answers = engine.submit_all(requests);
+    for (std::size_t i = 0; i < answers.size(); ++i) {
+      const Answered a = answers[i].wait();
+      ASSERT_EQ(a.ids(), alone[i].ids()) << name_of(type) << " " << i;
+      for (std::size_t k = 0; k < a.tokens.size(); ++k)
+        EXPECT_EQ(a.tokens[k].logprob, alone[i].tokens[k].logprob) << name_of(type) << " " << i << " " << k;
+    }
+    EXPECT_GT(engine.counters().evictions, 0);
+  }
+}
+
+TEST(Engine, ContinuesInBf16) {
+  for (Context& ctx : test::contexts()) {
+    const auto m = make_model(ctx, small_config("bhyt", 2), DType::bf16);
+    const auto requests = mixed_requests(m->config().vocab);
+    Engine engine(ctx, *m, {.pages = 20});
+    auto answers = engine.submit_all(requests);
+    for (std::size_t i = 0; i < answers.size(); ++i) EXPECT_EQ(std::ssize(answers[i].wait().tokens), requests[i].max_tokens);
+  }
+}
+
+// Tokens read one at a time are those of the whole, in order.
+TEST(Engine, GivesTokensAsTheyCome) {
+  Context& ctx = test::context_on(Device::cpu());
+  const auto m = make_model(ctx, small_config("rmsnorm", 2));
+  Engine engine(ctx, *m);
+  Answer answer = engine.submit({.prompt = {1, 2}, .max_tokens = 20});
+  Ids read;
+  while (const auto token = answer.next()) read.push_back(token->id);
+  EXPECT_EQ(read.size(), 20u);
+  EXPECT_EQ(read, answer.wait().ids());
+  EXPECT_FALSE(answer.next());
+}
+
+TEST(Engine, ScoresSequences) {
+  for (Context& ctx : test::contexts())
+    for (const bool ahead : {false, true}) {
+      const auto m = make_model(ctx, small_config("bhyt", 2));
+      const std::int64_t vocab = m->config().vocab;
+      std::vector<Request> requests;
+      for (const std::int64_t n : {1, 40, 90, 33}) {
+        Request r{.prompt = draw_ids(n, static_cast<std::uint64_t>(n), vocab)};
+        for (std::int64_t i = 0; i < n; ++i) r.targets.push_back(n > 1 && i % 3 == 0 ? -1 : static_cast<std::int32_t>((i * 7) % vocab));
+        requests.push_back(r);
+      }
+      requests.push_back(requests[2]);
+      requests.back().max_tokens = 3;  // scored and continued
+      Engine engine(ctx, *m, {.pages = 7, .tokens = 20, .sequences = 3, .ahead = ahead});
+      auto answers = engine.submit_all(requests);
+      engine.wait_until_idle();  // the context is free again
+      for (std::size_t i = 0; i < requests.size(); ++i) {
+        const Request& r = requests[i];
+        const auto logits = whole_logits(ctx, *m, r.prompt);
+        const Answered a = answers[i].wait();
+        EXPECT_EQ(std::ssize(a.tokens), r.max_tokens);
+        std::size_t k = 0;
+        for (std::size_t t = 0; t < r.targets.size(); ++t) {
+          if (r.targets[t] < 0) continue;
+          const float* row = logits.data() + t * static_cast<std::size_t>(vocab);
+          double sum = 0;
+          for (std::int64_t v = 0; v < vocab; ++v) sum += std::exp(static_cast<double>(row[v]));
+          ASSERT_LT(k, a.scores.size());
+          EXPECT_NEAR(a.scores[k].logprob, row[r.targets[t]] - std::log(sum), 2e-5) << i << " " << t;
+          EXPECT_EQ(a.scores[k].greedy, std::max_element(row, row + vocab) - row == r.targets[t]) << i << " " << t;
+          ++k;
+        }
+        EXPECT_EQ(k, a.scores.size());
+      }
+    }
+}
+
+TEST(Engine, GivesLogProbabilities) {
+  for (Context& ctx : test::contexts()) {
+    const auto m = make_model(ctx, small_config("bhyt", 2));
+    Engine engine(ctx, *m);
+    Request r{.prompt = draw_ids(10, 1, 23), .max_tokens = 12, .sampling = {.temperature = 1.5, .seed = 3}};
+    r.logprobs = true;
+    const Answered a = engine.submit(r).wait();
+    engine.wait_until_idle();
+    const auto logits = whole_logits(ctx, *m, with_prompt(r, a.ids()));
+    for (std::size_t i = 0; i < 12; ++i) {
+      const float* row = logits.data() + (9 + i) * 23;
+      double sum = 0;
+      for (int v = 0; v < 23; ++v) sum += std::exp(static_cast<double>(row[v]));
+      EXPECT_NEAR(a.tokens[i].logprob, row[a.tokens[i].id] - std::log(sum), 2e-5) << i;
+    }
+  }
+}
+
+// Samples are what the request gets alone, whatever it shares steps with, and each seed has its own.
+TEST(Engine, SamplesDependOnTheirSeedAlone) {
+  for (Context& ctx : test::contexts()) {
+    const auto m = make_model(ctx, small_config("bhyt", 2));
+    std::vector<Request> requests;
+    for (std::uint64_t seed = 0; seed < 6; ++seed)
+      requests.push_back({.prompt = draw_ids(40, 1, 23),
+                          .max_tokens = 30,
+                          .sampling = {.temperature = 1.2, .top_k = 15, .top_p = 0.9, .min_p = 0.01, .seed = seed}});
+    requests.push_back(requests[2]);
+    std::vector<Ids> alone, together;
+    for (const Request& r : requests) alone.push_back(Engine(ctx, *m, {.sequences = 1}).submit(r).wait().ids());
+    Engine engine(ctx, *m, {.tokens = 10, .ahead = true});
+    for (Answer& a : engine.submit_all(requests)) together.push_back(a.wait().ids());
+    EXPECT_EQ(together, alone);
+    EXPECT_EQ(together[6], together[2]);
+    EXPECT_EQ(std::set<Ids>(together.begin(), together.end()).size(), 6u);
+  }
+}
+
+// The likeliest token by Hugging Face's rule, one by one.
+Ids penalized_greedily(const Model& m, Ids ids, std::int64_t more, float penalty) {
+  test::Decoder decoder(m, std::ssize(ids) + more);
+  const auto prompt = static_cast<std::ptrdiff_t>(ids.size());
+  std::vector<float> logits = decoder.next(ids);
+  for (; more > 0; --more) {
+    for (const std::int32_t id : std::set(ids.begin(), ids.end())) {
+      float& l = logits[static_cast<std::size_t>(id)];
+      l = l > 0 ? l / penalty : l * penalty;
+    }
+    ids.push_back(static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
+    if (more > 1) logits = decoder.next({ids.back()});
+  }
+  return {ids.begin() + prompt, ids.end()};
+}
+
+TEST(Engine, TheRepetitionPenaltyKnowsPromptAndAnswer) {
+  for (Context& ctx : test::contexts())
+    for (const bool ahead : {false, true}) {
+      const auto m = make_model(ctx, small_config("bhyt", 2));
+      std::vector<Request> requests;
+      for (std::uint64_t i = 0; i < 6; ++i)
+        requests.push_back({.prompt = draw_ids(3 + 9 * static_cast<std::int64_t>(i), i, 23), .max_tokens = 40});
+      SCOPED_TRACE(ahead);
+      for (const std::size_t i : {0u, 1u, 3u, 5u}) requests[i].sampling.repetition_penalty = 1.7;
+      Engine engine(ctx, *m, {.pages = 6, .tokens = 16, .sequences = 4, .ahead = ahead});  // slots change owners, some are evicted
+      auto answers = engine.submit_all(requests);
+      engine.wait_until_idle();
+      for (std::size_t i = 0; i < requests.size(); ++i)
+        EXPECT_EQ(answers[i].wait().ids(), penalized_greedily(*m, requests[i].prompt, 40, i == 2 || i == 4 ? 1.f : 1.7f)) << i;
+      EXPECT_GT(engine.counters().evictions, 0);
+    }
+}
+
+TEST(Engine, SharedBeginningsAreComputedOnce) {
+  for (Context& ctx : test::contexts()) {
+    const auto m = make_model(ctx, small_config("bhyt", 2));
+    Engine engine(ctx, *m);
+    const Request r{.prompt = draw_ids(70, 1, 23), .max_tokens = 2};
+    const Ids expected = Engine(ctx, *m).submit(r).wait().ids();
+    for (Answer& a : engine.submit_all(std::vector<Request>(4, r))) EXPECT_EQ(a.wait().ids(), expected);
+    engine.wait_until_idle();
+    EXPECT_EQ(engine.counters().shared_tokens, 3 * 64);
+    EXPECT_EQ(engine.counters().computed_tokens, 70 + 3 * 6 + 4);
+    EXPECT_EQ(engine.counters().pages_used, 0);
+    EXPECT_EQ(engine.counters().pages_cached, 2);
+    const Answered later = engine.submit(r).wait();
+    EXPECT_EQ(later.ids(), expected);
+    EXPECT_EQ(later.shared_tokens, 64);
+  }
+}
+
+TEST(Engine, StopsAtIdsAndWhereItIsTold) {
+  for (Context& ctx : test::contexts())
+    for (const bool ahead : {false, true}) {
+      const auto m = make_model(ctx, small_config("bhyt", 1));
+      Engine engine(ctx, *m, {.ahead = ahead});
+      const Request r{.prompt = {1, 2, 3}, .max_tokens = 40, .sampling = {.temperature = 2, .seed = 5}};
+      const Ids all = engine.submit(r).wait().ids();
+      const auto stop = std::find_if(all.begin() + 1, all.end(), [&](std::int32_t id) { return id != all[0]; });
+      ASSERT_NE(stop, all.end());
+      const Ids before(all.begin(), stop), with(all.begin(), stop + 1);
+      Request by_id = r, by_function = r;
+      by_id.stops = {*stop};
+      by_function.stop = [&](std::int32_t id) { return id == *stop; };
+      const Answered a = engine.submit(by_id).wait(), b = engine.submit(by_function).wait();
+      EXPECT_EQ(a.ids(), before);  // the id itself is no part of the answer
+      EXPECT_EQ(a.finish, Finish::stop);
+      EXPECT_EQ(b.ids(), with);
+      EXPECT_EQ(b.finish, Finish::stop);
+    }
+}
+
+TEST(Engine, RefusesWhatCannotBeAnswered) {
+  Context& ctx = test::context_on(Device::cpu());
+  const auto m = make_model(ctx, small_config("rmsnorm", 2));
+  Engine engine(ctx, *m, {.pages = 3, .length = 80});
+  const auto message = [&](Request r) { return test::message_of([&] { engine.check(r); }); };
+  EXPECT_TRUE(test::has(message({.prompt = {}, .max_tokens = 1}), "the prompt is empty"));
+  EXPECT_TRUE(
+      test::has(message({.prompt = {1, 23}, .max_tokens = 1}), "token id 23 of the prompt is not below the model's vocabulary of 23"));
+  EXPECT_TRUE(test::has(message({.prompt = {-1}, .max_tokens = 1}), "token id -1"));
+  EXPECT_TRUE(test::has(message({.prompt = {1}, .max_tokens = -1}), "max-tokens must be at least 0"));
+  EXPECT_TRUE(test::has(message({.prompt = draw_ids(70, 1, 23), .max_tokens = 11}), "the limit is 80 tokens"));
+  EXPECT_TRUE(test::has(message({.prompt = {1}, .max_tokens = std::numeric_limits<std::int64_t>::max()}), "the limit is 80 tokens"));
+  EXPECT_EQ(message({.prompt = draw_ids(70, 1, 23), .max_tokens = 10}), "no error");
+  EXPECT_TRUE(test::has(message({.prompt = {1}, .max_tokens = 1, .sampling = {.temperature = -1}}), "temperature"));
+  EXPECT_TRUE(test::has(message({.prompt = {1}, .max_tokens = 1, .sampling = {.temperature = NAN}}), "temperature"));
+  EXPECT_TRUE(test::has(message({.prompt = {1}, .max_tokens = 1, .sampling = {.top_k = -1}}), "top-k"));
+  EXPECT_TRUE(test::has(message({.prompt = {1}, .max_tokens = 1, .sampling = {.top_p = 0}}), "top-p"));
+  EXPECT_TRUE(test::has(message({.prompt = {1}, .max_tokens = 1, .sampling = {.min_p = 1.5}}), "min-p"));
+  EXPECT_TRUE(test::has(message({.prompt = {1}, .max_tokens = 1, .sampling = {.repetition_penalty = 0}}), "repetition-penalty"));
+  Request scored{.prompt = {1, 2}};
+  scored.targets = {1};
+  EXPECT_TRUE(test::has(message(scored), "expected a target for each of the 2 tokens, got 1"));
+  scored.targets = {1, 23};
+  EXPECT_TRUE(test::has(message(scored), "target 23"));
+  EXPECT_THROW((void)engine.submit({.prompt = {23}, .max_tokens = 1}), UsageError);
+  EXPECT_TRUE(engine.submit({.prompt = {1}}).wait().tokens.empty());  // nothing asked for
+  Engine small(ctx, *m, {.pages = 1});                                // less than one request
+  EXPECT_EQ(small.longest(), 32);
+  EXPECT_THROW((void)small.submit({.prompt = draw_ids(30, 1, 23), .max_tokens = 3}), UsageError);
+  EXPECT_EQ(small.submit({.prompt = draw_ids(30, 1, 23), .max_tokens = 2}).wait().tokens.size(), 2u);
+  EXPECT_THROW(Engine(ctx, *m, {.pages = -1}), UsageError);
+}
+
+// A row of the embedding is not a number: prompts with that token fail, all others go on.
+TEST(Engine, DamagedWeightsFailThoseWhoMeetThem) {
+  for (Context& ctx : test::contexts())
+    for (const bool ahead : {false, true}) {
+      const auto m = make_model(ctx, small_config("rmsnorm", 1));
+      const Parameter& p = *std::find_if(m->parameters().list().begin(), m->parameters().list().end(),
+                                         [](const Parameter& q) { return q.name == "model.embed_tokens.weight"; });
+      auto values = m->parameters().read_value(p);
+      std::fill_n(values.begin() + 5 * 12, 12, NAN);
+      m->parameters().write_value(p, values.data());
+      Engine engine(ctx, *m, {.ahead = ahead});
+      auto answers = engine.submit_all(std::vector<Request>{
+          {.prompt = {1, 2}, .max_tokens = 3}, {.prompt = {1, 5, 2}, .max_tokens = 9}, {.prompt = {3}, .max_tokens = 3}});
+      const std::string message = test::message_of([&] { answers[1].wait(); });
+      EXPECT_TRUE(test::has(message, "the logits behind token 3 are not finite numbers: the weights may be damaged"));
+      EXPECT_TRUE(test::has(test::message_of([&] { answers[1].next(); }), "are not finite"));
+      EXPECT_EQ(answers[0].wait().tokens.size(), 3u);
+      EXPECT_EQ(answers[2].wait().tokens.size(), 3u);
+      engine.wait_until_idle();
+      EXPECT_EQ(engine.counters().pages_used, 0);
+    }
+}
+
+TEST(Engine, CancellingFreesPagesAndWakesReaders) {
+  for (Context& ctx : test::contexts()) {
+    const auto m = make_model(ctx, small_config("bhyt", 2));
+    Engine engine(ctx, *m, {.pages = 200});
+    Answer answer = engine.submit({.prompt = {1}, .max_tokens = 6000});
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(answer.next());
+    std::thread other([&] { answer.cancel(); });
+    other.join();
+    while (answer.next()) continue;
+    EXPECT_EQ(answer.wait().finish, Finish::cancelled);
+    EXPECT_GE(answer.wait().tokens.size(), 3u);
+    engine.wait_until_idle();
+    EXPECT_EQ(engine.counters().pages_used, 0);
+    EXPECT_EQ(engine.counters().running, 0);
+    { const Answer forgotten = engine.submit({.prompt = {1}, .max_tokens = 6000}); }  // nobody can read it any more
+    engine.wait_until_idle();
+    EXPECT_EQ(engine.counters().pages_used, 0);
+    EXPECT_LT(engine.counters().computed_tokens, 10000);
+  }
+}
+
+TEST(Engine, AReaderThatStopsReadingHoldsNobodyUp) {
+  Context& ctx = test::context_on(Device::cpu());
+  const auto m = make_model(ctx, small_config("rmsnorm", 2));
+  Engine engine(ctx, *m, {.sequences = 1});
+  Answer unread = engine.submit({.prompt = {1}, .max_tokens = 500});
+  EXPECT_TRUE(unread.next());
+  EXPECT_EQ(engine.submit({.prompt = {2}, .max_tokens = 5}).wait().tokens.size(), 5u);
+  engine.wait_until_idle();
+  EXPECT_EQ(unread.wait().tokens.size(), 500u);
+}
+
+TEST(Engine, AnEngineThatGoesAwayEndsItsAnswers) {
+  Context& ctx = test::context_on(Device::cpu());
+  const auto m = make_model(ctx, small_config("rmsnorm", 2));
+  std::vector<Answer> answers;
+  {
+    Engine engine(ctx, *m, {.pages = 400, .sequences = 1});
+    answers = engine.submit_all(std::vector<Request>(3, {.prompt = {1}, .max_tokens = 12000}));
+    EXPECT_TRUE(answers[0].next());
+  }
+  for (Answer& a : answers) EXPECT_EQ(a.wait().finish, Finish::cancelled);
+}
+
+TEST(Engine, AnInterruptEndsAllWithWhatThereIs) {
+  Context& ctx = test::context_on(Device::cpu());
+  const auto m = make_model(ctx, small_config("rmsnorm", 2));
+  std::atomic<bool> stop = false;
+  Engine engine(ctx, *m, {.pages = 800, .interrupted = [&] { return stop.load(); }});
+  auto answers = engine.submit_all(std::vector<Request>(2, {.prompt = {1}, .max_tokens = 12000}));
+  EXPECT_TRUE(answers[1].next());
+  stop = true;
+  for (Answer& a : answers) EXPECT_EQ(a.wait().finish, Finish::cancelled);
+  EXPECT_FALSE(answers[0].wait().tokens.empty());
+}
+
+TEST(Engine, WhatGoesWrongInAStepIsTold) {
+  Context& ctx = test::context_on(Device::cpu());
+  const auto m = make_model(ctx, small_config("rmsnorm", 2));
+  Engine engine(ctx, *m);
+  Request bad{.prompt = {1}, .max_tokens = 5};
+  bad.stop = [](std::int32_t) -> bool { fail("broken on purpose"); };
+  auto answers = engine.submit_all(std::vector<Request>{bad, {.prompt = {2}, .max_tokens = 500}});
+  for (Answer& a : answers) EXPECT_EQ(test::message_of([&] { a.wait(); }), "broken on purpose");
+  engine.wait_until_idle();
+  EXPECT_TRUE(test::has(test::message_of([&] { (void)engine.submit({.prompt = {2}, .max_tokens = 5}); }), "broken on purpose"));
+}
+
+TEST(Engine, WarnsOnceBeyondTheTrainedLength) {
+  Context& ctx = test::context_on(Device::cpu());
+  const auto m = make_model(ctx, small_config("bhyt", 2));  // trained at 9
+  ::testing::internal::CaptureStderr();
+  {
+    Engine engine(ctx, *m);
+    (void)engine.submit({.prompt = {1, 2}, .max_tokens = 8}).wait();
+    EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+    ::testing::internal::CaptureStderr();
+    for (Answer& a : engine.submit_all(std::vector<Request>(2, {.prompt = {1, 2}, .max_tokens = 12}))) a.wait();
+  }
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(test::has(said, "the text is now 10 tokens long, the model was trained at 9: what follows may be worse"));
+  EXPECT_EQ(said.find("trained at"), said.rfind("trained at"));
+}
+
+}  // namespace
+}  // namespace bhyt::testing
