@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "bench/plan.h"
 #include "cli/cli.h"
@@ -45,6 +46,23 @@ const Test* find_test(const std::string& name) {
 
 bool gives(const std::vector<std::string>& words, std::string_view prefix) {
   return std::any_of(words.begin(), words.end(), [&](const std::string& w) { return w.starts_with(prefix); });
+}
+
+// "train.batch=1,8,64" stands for three measurements.
+std::vector<std::vector<std::string>> by_batch(const std::vector<std::string>& words) {
+  constexpr std::string_view kKey = "train.batch=";
+  std::vector<std::vector<std::string>> all{words};
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    if (!words[i].starts_with(kKey)) continue;
+    const std::vector<std::string> before = all[0];
+    all.clear();
+    std::istringstream list(words[i].substr(kKey.size()) + ",");
+    for (std::string one; std::getline(list, one, ',');) {
+      all.push_back(before);
+      all.back()[i] = std::string(kKey) + one;
+    }
+  }
+  return all;
 }
 
 // What one test measures: a config, with the bench's own defaults below them.
@@ -120,8 +138,8 @@ int cmd_bench(const Args& args) {
   RepackOption repack;
   app.add_option(
       "TEST | key=value", words,
-      "tests: train norm gemm attention prompt decode (default: the first four); keys: model.*, norm.*, train.batch, data.seq_len,\n"
-      "device, dtype (default: fp32 and bf16), threads");
+      "tests: train norm gemm attention prompt decode (default: the first four); keys: model.*, norm.*, train.batch (several: 1,8,64),\n"
+      "data.seq_len, device, dtype (default: fp32 and bf16), threads");
   app.add_flag("--json", json, "a JSON list, one object per measurement");
   app.add_option("--reps", reps, "repetitions; figures are medians")->capture_default_str()->check(between(1, 1000));
   repack.add_to(app);
@@ -138,29 +156,30 @@ int cmd_bench(const Args& args) {
   if (tests.empty()) tests = {"train", "norm", "gemm", "attention"};
 
   for (const std::string& name : tests)
-    for (DType dtype : types(overrides)) check_memory(*find_test(name), config_of(*find_test(name), overrides, dtype));
+    for (DType dtype : types(overrides))
+      for (const auto& one : by_batch(overrides)) check_memory(*find_test(name), config_of(*find_test(name), one, dtype));
 
   Json list = Json::array();
-  for (const std::string& name : tests) {
-    for (DType dtype : types(overrides)) {
-      const Test& test = *find_test(name);
-      const train::RunConfig c = config_of(test, overrides, dtype);
-      Context ctx(c.device, static_cast<int>(c.run.threads));
-      const Settings s{.ctx = ctx,
-                       .model = c.model.config,
-                       .batch = c.train.batch,
-                       .seq = c.data.seq_len,
-                       .dtype = dtype,
-                       .reps = reps,
-                       .repack = repack.how(),
-                       .all_methods = !gives(overrides, "norm.")};
-      for (const Result& r : test.run(s)) {
-        if (!json) print_row(r, dtype);
-        list.push_back(to_json(r, s));
-      }
-      std::fflush(stdout);
+  const auto measure = [&](const Test& test, const std::vector<std::string>& settings, DType dtype) {
+    const train::RunConfig c = config_of(test, settings, dtype);
+    Context ctx(c.device, static_cast<int>(c.run.threads));
+    const Settings s{.ctx = ctx,
+                     .model = c.model.config,
+                     .batch = c.train.batch,
+                     .seq = c.data.seq_len,
+                     .dtype = dtype,
+                     .reps = reps,
+                     .repack = repack.how(),
+                     .all_methods = !gives(overrides, "norm.")};
+    for (const Result& r : test.run(s)) {
+      if (!json) print_row(r, dtype);
+      list.push_back(to_json(r, s));
     }
-  }
+    std::fflush(stdout);
+  };
+  for (const std::string& name : tests)
+    for (DType dtype : types(overrides))
+      for (const auto& one : by_batch(overrides)) measure(*find_test(name), one, dtype);
   if (json) fmt::print("{}\n", list.dump(2));
   return 0;
 }

@@ -28,7 +28,7 @@ std::int64_t affordable_pages(const Model& model) {
 
 namespace {
 
-constexpr std::int64_t kLeastPages = 4096;  // of the default on a CPU
+constexpr std::int64_t kLeastPages = 4096;  // of the default, where there is memory for them
 
 // The options with every default filled in.
 EngineOptions settle(EngineOptions o, const Model& model) {
@@ -38,11 +38,8 @@ EngineOptions settle(EngineOptions o, const Model& model) {
   if (o.tokens == 0) o.tokens = gpu ? 2048 : 256;
   if (o.sequences == 0) o.sequences = gpu ? 256 : 32;
   o.sequences = std::min(o.sequences, o.tokens);
-  if (o.pages == 0) {
-    o.pages = affordable_pages(model);
-    // Memory that nothing is written to costs a CPU nothing.
-    if (!gpu) o.pages = std::min(o.pages, std::max(kLeastPages, o.sequences * KvPages::pages_for(trained_length(model.config()))));
-  }
+  if (o.pages == 0)
+    o.pages = std::min(affordable_pages(model), std::max(kLeastPages, o.sequences * KvPages::pages_for(trained_length(model.config()))));
   const std::int64_t room = o.pages * kPageTokens;
   o.length = o.length == 0 ? room : std::min(o.length, room);
   if (!o.ahead) o.ahead = gpu;

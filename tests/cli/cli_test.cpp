@@ -282,6 +282,17 @@ TEST(Bench, WhatDoesNotFitIsRefusedBeforeAnyWork) {
   }
 }
 
+TEST(Bench, SeveralBatchesAreSeveralMeasurements) {
+  const Outcome run = bhyt({"bench", "decode", "prompt", "--json", "--reps", "1", "model.preset=tiny", "train.batch=1,3", "data.seq_len=40",
+                            "device=cpu", "dtype=fp32", "norm.method=rmsnorm"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  std::vector<std::string> tests;
+  for (const Json& r : Json::parse(run.out)) tests.push_back(r.at("test"));
+  EXPECT_EQ(tests, (std::vector<std::string>{"decode tiny 1 after 40 rmsnorm", "decode tiny 3 after 40 rmsnorm", "prompt tiny 1×40 rmsnorm",
+                                             "prompt tiny 3×40 rmsnorm"}));
+  EXPECT_EQ(bhyt({"bench", "decode", "train.batch=1,", "device=cpu", "model.preset=tiny"}).code, 2);
+}
+
 TEST(Bench, EveryTestGivesItsFigures) {
   const Outcome run = bhyt({"bench", "train", "gemm", "attention", "prompt", "decode", "--json", "--reps", "1", "model.preset=tiny",
                             "train.batch=2", "data.seq_len=32"});

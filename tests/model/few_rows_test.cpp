@@ -15,7 +15,7 @@ namespace {
 
 ModelConfig wide_config(const std::string& method, std::int64_t head_dim) {
   ModelConfig c = small_config(method, 3);
-  c.d = 512, c.mlp = 768, c.heads = 512 / head_dim, c.kv_heads = c.heads / 2, c.head_dim = head_dim, c.vocab = 1001, c.init_std = 0.05;
+  c.d = 512, c.mlp = 2048, c.heads = 512 / head_dim, c.kv_heads = c.heads / 2, c.head_dim = head_dim, c.vocab = 1001, c.init_std = 0.05;
   return c;
 }
 

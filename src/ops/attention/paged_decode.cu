@@ -110,11 +110,9 @@ __global__ void __launch_bounds__(32 * Warps) decode_kernel(const PagedCall a, i
                    a.pages + static_cast<std::int64_t>(table[page]) * kPage * a.ld + static_cast<std::int64_t>(h) * D, a.ld, value_at,
                    seen - page * kPage);
   };
-  // Only the last page holds something that an earlier kernel of this step wrote.
   const int start = split * Warps + warp, stride = splits * Warps;
-  if (start < pages - 1) begin_page(start, 0);
-  wait_for_previous();
-  if (start == pages - 1) begin_page(start, 0);
+  wait_for_previous();  // pages too: those of a beginning that sequences share may be written in the same step
+  begin_page(start, 0);
   // Row r of the product is query head h·group + r.
   for (int i = threadIdx.x; i < kRows * (D / 8); i += blockDim.x) {
     const int r = i / (D / 8), chunk = i % (D / 8);

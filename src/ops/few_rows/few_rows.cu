@@ -278,7 +278,8 @@ void launch(Context& ctx, const In& in, const Tensor& w, int tiles, const Out& o
 template <class Out>
 void product(Context& ctx, const char* name, const FewRows& rows, const Tensor& w, int tiles, const Out& out) {
   const In in = in_of(rows);
-  if (in.normed)
+  // Rows that a block needs once come with the weights; for several tiles it keeps them.
+  if (in.normed || tiles > multiprocessors(ctx))
     launch<false>(ctx, in, w, tiles, out);
   else
     launch<true>(ctx, in, w, tiles, out);

@@ -102,7 +102,7 @@ struct In {
   bool normed, after;  // after: x is multiplied as it is, and its scale follows the product
 };
 
-// The norm of the rows of x in shared memory [kRows, columns + kPad]; rows that are not there stay unwritten and are not read.
+// The rows of x, or their norm, in shared memory [kRows, columns + kPad]; rows that are not there stay unwritten and are not read.
 // Returns through `scales` what the products' rows are to be multiplied by where the norm is applied after them.
 __device__ __forceinline__ void take_rows(const In& in, bf16* shared, float* scales, float* places) {
   int wide = 1;
@@ -140,6 +140,10 @@ __device__ __forceinline__ void take_rows(const In& in, bf16* shared, float* sca
         for (int i = 0; i < 8; ++i) dot = fmaf(v[i], p.direction[c + i], dot);
       *reinterpret_cast<uint4*>(z + c) = raw[k];
     }
+  }
+  if (!in.normed) {
+    __syncthreads();
+    return;
   }
   const float inverse = 1.f / static_cast<float>(in.columns);
   RowStats s;
