@@ -99,7 +99,8 @@ std::int64_t pages_for(const Job& job, const std::vector<Request>& requests) {
   check_usage(given == 0 || given >= page, "--kv-memory {} is less than a page of keys and values, which takes {} bytes", given, page);
   const std::int64_t most = given > 0 ? given / page : affordable_pages(job.model);
   std::int64_t pages = 0;
-  for (const Request& r : requests) pages = std::min(most, pages + std::min(most, KvPages::pages_for(std::ssize(r.prompt) + r.max_tokens)));
+  for (const Request& r : requests)
+    pages = std::min(most, pages + std::min(most, KvPages::pages_for(std::ssize(r.prompt) + std::min(r.max_tokens, most * kPageTokens))));
   return std::max<std::int64_t>(pages, 1);
 }
 
@@ -221,7 +222,8 @@ void add_options(CLI::App& app, Options& o) {
 
 void check_options(const Options& o) {
   o.repack.how();
-  check_usage(o.num >= 1, "--num must be at least 1, got {}", o.num);
+  constexpr std::int64_t kMost = 100000;
+  check_usage(o.num >= 1 && o.num <= kMost, "--num must be from 1 to {}, got {}", kMost, o.num);
   check_usage(!o.ids || o.stops.empty(), "--stop is a text, and --ids has none: use --stop-id");
   check_usage(!o.logprobs || o.json, "--logprobs goes with --json");
   for (const std::string& text : o.stops) check_usage(!text.empty(), "--stop must not be empty");

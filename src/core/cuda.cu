@@ -109,6 +109,7 @@ Queue* open_queue(int index) {
   cudaDeviceProp p{};
   BHYT_CUDA(cudaGetDeviceProperties(&p, index));
   queue->multiprocessors = p.multiProcessorCount;
+  queue->shared_bytes = p.sharedMemPerBlockOptin;
   BHYT_CUDA(cudaStreamCreateWithFlags(&queue->work, cudaStreamNonBlocking));
   BHYT_CUDA(cudaStreamCreateWithFlags(&queue->copies, cudaStreamNonBlocking));
   return queue.release();

@@ -118,10 +118,13 @@ __device__ __forceinline__ void let_next_begin() {
 #endif
 }
 
-// Launches a kernel that may begin before the one before it has ended, where the GPU can (Hopper and later).
+constexpr std::size_t kStaticShared = 1024;  // that such a kernel has at most beside what it is launched with
+// Launches a kernel that may begin before the one before it has ended, on Hopper.
 template <class... Params, class... Args>
 void launch_early(Context& ctx, void (*kernel)(Params...), dim3 grid, int threads, std::size_t bytes, Args... args) {
-  BHYT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+  // As much as there is, whatever this call takes: contexts in other threads may launch the same kernel with more.
+  const auto most = static_cast<int>(shared_bytes(ctx) - kStaticShared);
+  BHYT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most));
   int major = 0;
   BHYT_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ctx.queue().device));
   cudaLaunchAttribute early{};
@@ -133,7 +136,7 @@ void launch_early(Context& ctx, void (*kernel)(Params...), dim3 grid, int thread
   config.dynamicSmemBytes = bytes;
   config.stream = stream(ctx);
   config.attrs = &early;
-  config.numAttrs = major >= 9 ? 1 : 0;
+  config.numAttrs = major == 9 ? 1 : 0;  // elsewhere the code has no wait (it is compiled for sm_80)
   BHYT_CUDA(cudaLaunchKernelEx(&config, kernel, Params(args)...));
 }
 

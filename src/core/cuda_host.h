@@ -22,9 +22,11 @@ struct Queue {
   int device = 0;
   cudaStream_t work = nullptr, copies = nullptr;
   int multiprocessors = 0;
+  std::size_t shared_bytes = 0;  // that a block may have
 };
 inline cudaStream_t stream(Context& context) { return context.queue().work; }
 inline int multiprocessors(Context& context) { return context.queue().multiprocessors; }
+inline std::size_t shared_bytes(Context& context) { return context.queue().shared_bytes; }
 
 inline bool aligned16(const Tensor& t) {
   return !t || (reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0 && t.ld * static_cast<std::int64_t>(size_of(t.dtype)) % 16 == 0);

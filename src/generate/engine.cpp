@@ -12,11 +12,12 @@
 namespace bhyt {
 
 void check_sampling(const Sampling& s) {
-  check_usage(s.temperature >= 0 && std::isfinite(s.temperature), "temperature must be at least 0, got {}", s.temperature);
+  const auto finite = [](double x) { return std::isfinite(static_cast<float>(x)); };  // as it is computed with
+  check_usage(s.temperature >= 0 && finite(s.temperature), "temperature must be at least 0, got {}", s.temperature);
   check_usage(s.top_k >= 0, "top-k must be at least 0 (0 = all), got {}", s.top_k);
   check_usage(s.top_p > 0 && s.top_p <= 1, "top-p must be greater than 0 and at most 1, got {}", s.top_p);
   check_usage(s.min_p >= 0 && s.min_p <= 1, "min-p must be from 0 to 1, got {}", s.min_p);
-  check_usage(s.repetition_penalty > 0 && std::isfinite(s.repetition_penalty),
+  check_usage(static_cast<float>(s.repetition_penalty) > 0 && finite(s.repetition_penalty),
               "repetition-penalty must be greater than 0 (1 = none), got {}", s.repetition_penalty);
 }
 
@@ -93,6 +94,7 @@ class Engine::Worker {
 
  private:
   void work();
+  void break_down(const std::string& why);
   bool take_inbox();
   void step();
   void collect();
@@ -134,23 +136,30 @@ bool Engine::Worker::take_inbox() {
 }
 
 void Engine::Worker::work() {
-  while (take_inbox()) {
-    try {
+  try {
+    while (take_inbox()) {
       if (options_.interrupted && options_.interrupted()) scheduler_.end_all("");
       step();
-    } catch (const std::exception& e) {
-      scheduler_.end_all(e.what());
-      const std::lock_guard lock(mutex_);
-      broken_ = e.what();
-      for (const auto& s : inbox_) s->answer->fail(broken_);
-      inbox_.clear();
-      working_ = false;
-      idle_.notify_all();
-      return;
+      count();
     }
-    count();
+    scheduler_.end_all("");
+  } catch (const std::exception& e) {
+    break_down(e.what());
+  } catch (...) {
+    break_down("something that is not an error was thrown");
   }
-  scheduler_.end_all("");
+}
+
+// Nothing can be computed any more: everybody who waits is told why.
+void Engine::Worker::break_down(const std::string& why) {
+  scheduler_.end_all(why);
+  count();
+  const std::lock_guard lock(mutex_);
+  broken_ = why;
+  for (const auto& s : inbox_) s->answer->fail(broken_);
+  inbox_.clear();
+  working_ = false;
+  idle_.notify_all();
 }
 
 void Engine::Worker::step() {

@@ -110,7 +110,8 @@ void Stepper::choose(const Tensor& logits, const Results& to, bool logprobs) {
 
 // Whether a step is the continuing of as many sequences as were continued before, so that everything it takes is there.
 bool Stepper::seen_before(const std::vector<Scheduler::Part>& plan) {
-  const bool decodes = std::all_of(plan.begin(), plan.end(), [](const auto& p) { return p.count == 1 && p.chooses; });
+  const bool decodes =
+      std::all_of(plan.begin(), plan.end(), [](const auto& p) { return p.count == 1 && p.chooses && p.sequence->request.targets.empty(); });
   return decodes && decoded_[plan.size()]++ > 1;
 }
 

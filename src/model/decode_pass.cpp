@@ -121,7 +121,8 @@ DecodePass::Inputs DecodePass::put(std::span<const Piece> pieces) {
   in.wanted = ints(1, head_rows);
   in.at.table = ints(std::ssize(pieces), table_width_);
   in.at.pieces = where_;
-  in.at.longest = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(longest)));
+  constexpr std::int64_t kShort = 1024;  // up to here the work is laid out alike: one recording serves all
+  in.at.longest = std::max(kShort, static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(longest))));
   return in;
 }
 

@@ -39,6 +39,7 @@ void take_fed(Context&, const Tensor&, const Tensor&) { absent(); }
 void embedding(Context&, const Tensor&, const Tensor&, const Tensor&, const EmbeddingScale&) { absent(); }
 void embedding_backward(Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const EmbeddingScale&) { absent(); }
 
+bool few_rows_fit(Context&) { return false; }
 void few_rows_qkv(Context&, const FewRows&, const Tensor&, const FewHeads&) { absent(); }
 void few_rows_linear(Context&, const FewRows&, const Tensor&, const FewResidual&) { absent(); }
 void few_rows_swiglu(Context&, const FewRows&, const Tensor&, const Tensor&) { absent(); }

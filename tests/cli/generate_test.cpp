@@ -303,7 +303,7 @@ TEST_F(GenerateText, SeveralAnswersToAPromptHaveSeedsOfTheirOwn) {
   }
   EXPECT_EQ(different.size(), 3u);
   EXPECT_EQ(with({"--num", "2"}).size(), 2u);
-  expect_usage_error({"--prompt", "mary", "--num", "0"}, "--num must be at least 1, got 0");
+  expect_usage_error({"--prompt", "mary", "--num", "0"}, "--num must be from 1 to 100000, got 0");
 }
 
 TEST_F(GenerateText, StopsBeforeTheTextsThatEndIt) {

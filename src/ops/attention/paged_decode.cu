@@ -13,8 +13,6 @@ namespace {
 using namespace flash;
 
 constexpr int kStages = 2, kRows = 16, kNT = kPage / 8;
-// Warps of a block: many where there are few blocks.
-constexpr int most_warps(int d) { return 512 / d; }
 constexpr float kLowest = -3e38f;  // below any score, and finite: less itself it is zero
 constexpr int kMostSplits = 32;
 
@@ -188,9 +186,9 @@ struct Counters {
 
 // Into how many blocks the keys of a row and head are split: enough to fill the GPU, but only long ones, for putting the
 // results together takes time.
-int splits_for(Context& ctx, int blocks, std::int64_t longest, int warps) {
-  constexpr std::int64_t kEnough = 3;  // pages for each warp
-  const std::int64_t by_length = longest / (kEnough * kPage * warps), by_room = 2 * multiprocessors(ctx) / std::max(blocks, 1);
+int splits_for(Context& ctx, int blocks, std::int64_t longest) {
+  constexpr std::int64_t kEnough = 768;  // positions for each
+  const std::int64_t by_length = longest / kEnough, by_room = 2 * multiprocessors(ctx) / std::max(blocks, 1);
   return static_cast<int>(std::clamp<std::int64_t>(std::min(by_length, by_room), 1, kMostSplits));
 }
 
@@ -198,7 +196,7 @@ int splits_for(Context& ctx, int blocks, std::int64_t longest, int warps) {
 
 void attention_paged_decode(Context& ctx, const PagedCall& call, int first, int n, std::int64_t longest, int head_dim) {
   const int blocks = n * call.kv_heads;
-  const int splits = static_cast<std::size_t>(blocks) <= Counters::kMost ? splits_for(ctx, blocks, longest, most_warps(head_dim)) : 1;
+  const int splits = static_cast<std::size_t>(blocks) <= Counters::kMost ? splits_for(ctx, blocks, longest) : 1;
   float* parts = nullptr;
   unsigned* counters = nullptr;
   if (splits > 1) {
@@ -210,7 +208,9 @@ void attention_paged_decode(Context& ctx, const PagedCall& call, int first, int 
   const auto launch = [&](auto kernel, int warps, int bytes) {
     launch_early(ctx, kernel, grid, 32 * warps, static_cast<std::size_t>(bytes), call, first, parts, counters);
   };
-  const bool many = blocks >= multiprocessors(ctx);
+  // Where there are many blocks, or little shared memory, they are small.
+  const bool many = blocks >= multiprocessors(ctx) ||
+                    shared_bytes(ctx) < static_cast<std::size_t>(std::max(kShared<64, 8>, kShared<128, 4>)) + kStaticShared;
   if (head_dim == 64)
     many ? launch(decode_kernel<64, 4>, 4, kShared<64, 4>) : launch(decode_kernel<64, 8>, 8, kShared<64, 8>);
   else

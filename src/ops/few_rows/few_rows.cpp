@@ -28,8 +28,9 @@ void check_product(const char* op, const FewRows& in, const Tensor& w, const Ten
 
 }  // namespace
 
-bool few_rows_take(std::int64_t width, std::int64_t mlp, const AttentionShape& s) {
-  constexpr std::int64_t kWidest = 4096;  // eight rows of it fit into shared memory beside the weights on their way
+bool few_rows_take(Context& ctx, std::int64_t width, std::int64_t mlp, const AttentionShape& s) {
+  if (!ctx.device().is_cuda() || !cuda::few_rows_fit(ctx)) return false;
+  constexpr std::int64_t kWidest = 4096;  // of what a block keeps in shared memory, eight rows of it beside the weights on their way
   return width % kSlice == 0 && width <= kWidest && mlp % kSlice == 0 && s.heads * s.head_dim % kSlice == 0 && s.head_dim % kTile == 0;
 }
 

@@ -279,7 +279,7 @@ template <class Out>
 void product(Context& ctx, const char* name, const FewRows& rows, const Tensor& w, int tiles, const Out& out) {
   const In in = in_of(rows);
   // Rows that a block needs once come with the weights; for several tiles it keeps them.
-  if (in.normed || tiles > multiprocessors(ctx))
+  if (in.normed || (tiles > multiprocessors(ctx) && in.columns <= kKept))
     launch<false>(ctx, in, w, tiles, out);
   else
     launch<true>(ctx, in, w, tiles, out);
@@ -288,6 +288,14 @@ void product(Context& ctx, const char* name, const FewRows& rows, const Tensor& 
 
 }  // namespace
 }  // namespace few
+
+bool few_rows_fit(Context& ctx) {
+  using namespace few;
+  constexpr std::size_t kSums = kWarps * 32 * sizeof(float4);  // of a tile
+  constexpr std::size_t kStreamed = Ring<true>::kBytes + kWarps * kSums,
+                        kStaying = Ring<false>::kBytes + kRows * (kKept + kPad) * sizeof(bf16) + kWarps * kSums;
+  return shared_bytes(ctx) >= std::max(kStreamed, kStaying) + kStaticShared;
+}
 
 void few_rows_qkv(Context& ctx, const FewRows& in, const Tensor& w, const FewHeads& out) {
   const AttentionShape& s = out.shape;

@@ -1,4 +1,4 @@
-// The parts of the kernels of few_rows.cu: weights on their way through registers, and rows of x in shared memory.
+// The parts of the kernels of few_rows.cu: weights on their way through shared memory, and rows of x in it.
 #pragma once
 
 #include "core/cuda.cuh"
@@ -11,7 +11,8 @@ constexpr int kTile = 16;  // rows of w that a block multiplies at a time: 8 low
 constexpr int kStep = 32;  // columns of w that a warp reads at a time, 8 a lane
 constexpr int kSlice = kStep * kWarps;
 constexpr int kRows = 8;
-constexpr int kPad = 32;  // elements between the rows of x in shared memory: two rows lie in different banks
+constexpr int kKept = 4096;  // columns of x that a block keeps in shared memory at most
+constexpr int kPad = 32;     // elements between the rows of x in shared memory: two rows lie in different banks
 
 // c += 16 rows of w × 16 columns of x: lane l holds rows l/4 and l/4+8, and the columns that its quarter read. Which of the products' 32
 // columns are called which does not matter, as long as w and x agree.

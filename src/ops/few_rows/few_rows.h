@@ -18,8 +18,8 @@ struct FewRows {
   Tensor stats;     // with a site: fp32 [2,N] of its statistic; may be empty
 };
 
-// Whether these widths suit the kernels.
-bool few_rows_take(std::int64_t width, std::int64_t mlp, const AttentionShape& shape);
+// Whether the context's device has such kernels, and these widths suit them.
+bool few_rows_take(Context& ctx, std::int64_t width, std::int64_t mlp, const AttentionShape& shape);
 
 // q, k and v from w [(H+2K)·D, I], rotated; q [N, H·D], keys and values to their pages.
 struct FewHeads {
@@ -45,6 +45,7 @@ void few_rows_swiglu(Context& ctx, const FewRows& in, const Tensor& w, const Ten
 void few_rows_logits(Context& ctx, const FewRows& in, const Tensor& w, const Tensor& logits);
 
 namespace cuda {
+bool few_rows_fit(Context& ctx);  // into the shared memory of the GPU
 void few_rows_qkv(Context& ctx, const FewRows& in, const Tensor& w, const FewHeads& out);
 void few_rows_linear(Context& ctx, const FewRows& in, const Tensor& w, const FewResidual& out);
 void few_rows_swiglu(Context& ctx, const FewRows& in, const Tensor& w, const Tensor& h);
