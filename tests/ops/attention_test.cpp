@@ -157,6 +157,22 @@ OwnedTensor random_tensor(Context& ctx, DType type, const Shape& shape, std::uin
   return make_tensor(ctx, type, shape, v);
 }
 
+// The last n rows of a sequence whose keys and values lie in the second row of the table, each a piece of its own; laid out as if
+// sequences were long, so that on a GPU few of them are split over blocks.
+OwnedTensor single_rows(Context& ctx, const Tensor& q, const Tensor& pages, const Tensor& table, std::int64_t n, const AttentionShape& s) {
+  const OwnedTensor positions(ctx, DType::i32, {n}), sequences(ctx, DType::i32, {n});
+  std::vector<std::int32_t> counted(index(n)), ones(index(n), 1);
+  std::iota(counted.begin(), counted.end(), static_cast<std::int32_t>(s.seq - n));
+  from_host(ctx, counted.data(), positions);
+  from_host(ctx, ones.data(), sequences);
+  std::vector<PagedPiece> pieces;
+  for (std::int64_t i = 0; i < n; ++i) pieces.push_back({.row = i, .rows = 1, .past = s.seq - n + i, .sequence = 1});
+  OwnedTensor out = random_tensor(ctx, q.dtype, {n, q.cols()}, 7);
+  attention_paged(ctx, q.row_slice(s.seq - n, n), pages, out,
+                  {.positions = positions, .sequences = sequences, .table = table, .pieces = pieces, .longest = 8192}, s);
+  return out;
+}
+
 // Decoding token by token, or in chunks, gives the rows of the prefill.
 void expect_paged_equals_whole(Context& ctx, std::int64_t head_dim) {
   // Tiles round the probabilities, single tokens do not.
@@ -189,6 +205,13 @@ void expect_paged_equals_whole(Context& ctx, std::int64_t head_dim) {
       for (std::size_t i = 0; i < got.size(); ++i)
         ASSERT_NEAR(got[i], expected[i], type == DType::f32 ? fp32_error : bf16_error * std::max(1.0, std::fabs(expected[i])))
             << n << " at a time, element " << i;
+    }
+    for (const std::int64_t n : {3, 20, 150}) {
+      const auto got = to_doubles(ctx, single_rows(ctx, qkv.t.col_slice(0, q), pages, table, n, s));
+      const double* const right = expected.data() + expected.size() - got.size();
+      for (std::size_t i = 0; i < got.size(); ++i)
+        ASSERT_NEAR(got[i], right[i], type == DType::f32 ? fp32_error : bf16_error * std::max(1.0, std::fabs(right[i])))
+            << n << " single rows, element " << i;
     }
   }
 }
