@@ -100,8 +100,10 @@ std::vector<Result> bench_decode(const Settings& s) {
   Sequences sequences(s, *model, std::max(s.batch, std::min(s.batch * s.seq, std::max(s.seq, kMostTokens / s.seq * s.seq))));
   sequences.prompt();
   // A step has to read every weight once (the embedding is the head's, or a few rows), and the keys and values of every sequence.
-  const auto weights =
-      static_cast<double>(model->parameters().value_bytes()) * (s.repack.int8 ? 1.0 / static_cast<double>(size_of(s.dtype)) : 1);
+  const double rows_of_embedding =
+      s.model.tied ? 0 : static_cast<double>(s.model.vocab * s.model.d) * static_cast<double>(size_of(s.dtype));
+  const double weights = (static_cast<double>(model->parameters().value_bytes()) - rows_of_embedding) /
+                         (s.repack.int8 ? static_cast<double>(size_of(s.dtype)) : 1.0);
   const double cache = static_cast<double>(s.batch * s.seq) * static_cast<double>(KvPages::page_bytes(s.model, s.dtype)) / kPageTokens;
   const OwnedTensor from = filled(s.ctx, s.dtype, {model->parameters().count()}), to(s.ctx, s.dtype, {model->parameters().count()});
   const std::vector<double> t = take_turns(s.ctx, {[&] { sequences.token(); }, [&] { copy_all(s.ctx, from, to); }}, s.reps);
