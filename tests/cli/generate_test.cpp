@@ -304,6 +304,9 @@ TEST_F(GenerateText, SeveralAnswersToAPromptHaveSeedsOfTheirOwn) {
   EXPECT_EQ(different.size(), 3u);
   EXPECT_EQ(with({"--num", "2"}).size(), 2u);
   expect_usage_error({"--prompt", "mary", "--num", "0"}, "--num must be from 1 to 100000, got 0");
+  expect_usage_error({"--prompt", "mary", "--num", "1000M"}, "--num must be from 1 to 100000, got 1000000000");
+  for (const char* penalty : {"1e39", "1e-46"})  // infinite or nothing as it is computed with
+    expect_usage_error({"--prompt", "mary", "--repetition-penalty", penalty}, "repetition-penalty must be greater than 0");
 }
 
 TEST_F(GenerateText, StopsBeforeTheTextsThatEndIt) {
