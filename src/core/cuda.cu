@@ -193,8 +193,8 @@ void receive(Twin& t) { BHYT_CUDA(cudaStreamWaitEvent(t.queue->work, t.copied));
 
 void release(Twin& t) { BHYT_CUDA(cudaEventRecord(t.read, t.queue->work)); }
 
-void fetch(Twin& t) {
-  BHYT_CUDA(cudaMemcpyAsync(t.host, t.device, t.bytes, cudaMemcpyDeviceToHost, t.queue->work));
+void fetch(Twin& t, std::size_t bytes) {
+  BHYT_CUDA(cudaMemcpyAsync(t.host, t.device, bytes, cudaMemcpyDeviceToHost, t.queue->work));
   BHYT_CUDA(cudaEventRecord(t.copied, t.queue->work));
 }
 

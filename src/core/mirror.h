@@ -15,7 +15,7 @@ void* host_side(Twin& twin);
 void send(Twin& twin, std::size_t bytes);
 void receive(Twin& twin);
 void release(Twin& twin);
-void fetch(Twin& twin);
+void fetch(Twin& twin, std::size_t bytes);
 }  // namespace cuda
 
 class Mirror {
@@ -41,8 +41,8 @@ class Mirror {
     if (twin_) cuda::release(*twin_);
   }
   // Device to host, behind what the device was given so far.
-  void fetch() const {
-    if (twin_) cuda::fetch(*twin_);
+  void fetch(std::size_t bytes) const {
+    if (twin_) cuda::fetch(*twin_, bytes);
   }
 
  private:

@@ -32,7 +32,7 @@ void* host_side(Twin&) { absent(); }
 void send(Twin&, std::size_t) { absent(); }
 void receive(Twin&) { absent(); }
 void release(Twin&) { absent(); }
-void fetch(Twin&) { absent(); }
+void fetch(Twin&, std::size_t) { absent(); }
 
 Graph* record(Context&, const std::function<void()>&) { absent(); }
 void start(Context&, Graph&) { absent(); }

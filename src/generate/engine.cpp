@@ -232,6 +232,25 @@ std::int64_t Engine::longest() const { return worker_->options().length; }
 EngineCounters Engine::counters() const { return worker_->counters(); }
 void Engine::wait_until_idle() { worker_->wait_until_idle(); }
 
+namespace {
+
+void check_targets(const Request& r, std::int64_t vocab) {
+  std::int64_t together = 0;  // behind one token
+  for (std::size_t i = 0; i < r.targets.size(); ++i) {
+    const auto [behind, id] = r.targets[i];
+    const std::int32_t last = i > 0 ? r.targets[i - 1].behind : 0;
+    check_usage(id >= 0 && id < vocab, "target {} is not below the model's vocabulary of {}", id, vocab);
+    check_usage(behind >= last && behind < std::ssize(r.prompt),
+                "expected targets in the order of the {} tokens of the prompt, got one behind token {} after one behind token {}",
+                r.prompt.size(), behind, last);
+    together = i > 0 && behind == last ? together + 1 : 1;
+    check_usage(together <= kTargetsOfAToken, "expected at most {} targets behind one token, got more behind token {}", kTargetsOfAToken,
+                behind);
+  }
+}
+
+}  // namespace
+
 void Engine::check(const Request& r) const {
   const std::int64_t vocab = worker_->model().config().vocab, length = std::ssize(r.prompt);
   check_usage(length > 0, "the prompt is empty: give at least one token");
@@ -239,9 +258,7 @@ void Engine::check(const Request& r) const {
   check_sampling(r.sampling);
   for (const std::int32_t id : r.prompt)
     check_usage(id >= 0 && id < vocab, "token id {} of the prompt is not below the model's vocabulary of {}", id, vocab);
-  check_usage(r.targets.empty() || std::ssize(r.targets) == length, "expected a target for each of the {} tokens, got {}", length,
-              r.targets.size());
-  for (const std::int32_t id : r.targets) check_usage(id < vocab, "target {} is not below the model's vocabulary of {}", id, vocab);
+  check_targets(r, vocab);
   const EngineOptions& o = worker_->options();
   check_usage(r.max_tokens <= o.length - length, "a prompt of {} tokens and {} new ones are too long: {} {} tokens", length, r.max_tokens,
               o.length < o.pages * kPageTokens ? "the limit is" : "the memory for keys and values holds", o.length);

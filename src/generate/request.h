@@ -5,6 +5,8 @@
 #include <functional>
 #include <vector>
 
+#include "model/target.h"
+
 namespace bhyt {
 
 // How tokens are chosen (ops/sample has the rules and their order).
@@ -26,7 +28,7 @@ struct Request {
   std::vector<std::int32_t> stops = {};         // ids that end the answer; they are not part of it
   std::function<bool(std::int32_t)> stop = {};  // asked with each new token, in the engine's thread: true ends the answer behind it
   bool logprobs = false;                        // of the new tokens are wanted
-  std::vector<std::int32_t> targets = {};       // what follows each token of the prompt, to be scored; negative: not scored. Empty: none
+  std::vector<Target> targets = {};             // to be scored behind tokens of the prompt, in that order
 };
 
 }  // namespace bhyt

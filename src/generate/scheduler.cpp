@@ -15,6 +15,10 @@ std::int64_t Sequence::left() const {
   return made() < request.max_tokens ? length() - computed : 0;  // nothing follows the last token
 }
 
+std::int64_t Sequence::targets_before(std::int64_t token) const {
+  return std::ranges::lower_bound(request.targets, token, {}, &Target::behind) - request.targets.begin();
+}
+
 Scheduler::Scheduler(const Limits& limits) : limits_(limits), pool_(limits.pages) {
   for (std::int64_t slot = limits.sequences; slot-- > 0;) slots_.push_back(static_cast<std::int32_t>(slot));
 }
@@ -91,8 +95,7 @@ bool Scheduler::begin(const std::shared_ptr<Sequence>& s) {
 std::vector<std::int32_t> Scheduler::known_beginning(const Sequence& s) const {
   std::int64_t most = s.length() - 1;
   const auto& targets = s.request.targets;
-  const auto scored = std::find_if(targets.begin() + std::min(s.scored, std::ssize(targets)), targets.end(), [](auto t) { return t >= 0; });
-  if (scored != targets.end()) most = std::min(most, scored - targets.begin());
+  if (s.scored < std::ssize(targets)) most = std::min<std::int64_t>(most, targets[static_cast<std::size_t>(s.scored)].behind);
   std::vector<std::int32_t> pages;
   std::int32_t parent = PagePool::kNone;
   for (std::int64_t at = 0; at + kPageTokens <= most; at += kPageTokens) {
@@ -145,7 +148,7 @@ void Scheduler::evict_youngest() {
   const std::shared_ptr<Sequence> s = running_.back();
   running_.pop_back();
   release(*s);
-  s->scored = std::max(s->scored, s->computed);
+  s->scored = std::max(s->scored, s->targets_before(s->computed));
   s->computed = 0;
   waiting_.push_front(s);
   ++evictions_;

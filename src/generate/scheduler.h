@@ -22,7 +22,7 @@ struct Sequence {
   std::int64_t flying = 0;           // tokens more that were chosen but are not here yet
   std::int32_t feed = 0;             // the row of the last step in which the last of them was chosen
   std::int64_t computed = 0;         // tokens whose keys and values are in the pages, or will be when the steps that were given are done
-  std::int64_t scored = 0;           // tokens of the prompt whose scores are here or on their way
+  std::int64_t scored = 0;           // targets whose scores are here or on their way, kept when it is evicted
   std::vector<std::int32_t> pages;
   std::int64_t known_pages = 0;  // of those, from the start: in the pool's tree
   std::int32_t slot = -1;        // among those that run
@@ -32,6 +32,7 @@ struct Sequence {
   std::int64_t made() const { return length() - std::ssize(request.prompt); }            // new tokens
   std::int64_t most() const { return std::ssize(request.prompt) + request.max_tokens; }  // tokens in the end
   std::int64_t left() const;                                                             // to be computed now
+  std::int64_t targets_before(std::int64_t token) const;                                 // how many follow tokens before this one
 };
 
 class Scheduler {

@@ -15,7 +15,7 @@ std::size_t rows_bytes(std::int64_t sequences, std::int64_t vocab) {
 }
 
 // Tokens and log-probabilities of those that choose, losses and greedy tokens of those that are scored: four bytes each.
-std::size_t results_bytes(const Stepper::Limits& l) { return static_cast<std::size_t>(2 * l.sequences + 2 * l.tokens) * 4; }
+std::size_t results_bytes(std::int64_t sequences, std::int64_t scored) { return static_cast<std::size_t>(2 * sequences + 2 * scored) * 4; }
 
 SampleRow row_of(const Sequence& s) {
   const Sampling& o = s.request.sampling;
@@ -37,7 +37,8 @@ Stepper::Stepper(Context& ctx, const Model& model, const Limits& limits)
       pages_(ctx, model, limits.pages),
       rows_(ctx, rows_bytes(limits.sequences, model.config().vocab)),
       seen_(ctx, DType::u32, {limits.sequences, seen_words(model.config().vocab)}),
-      results_{{ctx, results_bytes(limits)}, {ctx, results_bytes(limits)}},
+      results_{{ctx, results_bytes(limits.sequences, limits.tokens * kTargetsOfAToken)},
+               {ctx, results_bytes(limits.sequences, limits.tokens * kTargetsOfAToken)}},
       decoded_(static_cast<std::size_t>(limits.sequences) + 1) {}
 
 Stepper::Results Stepper::results_in(void* memory, Device device, std::int64_t rows, std::int64_t scored) const {
@@ -45,7 +46,7 @@ Stepper::Results Stepper::results_in(void* memory, Device device, std::int64_t r
   return {.tokens = Tensor(at, DType::i32, device, {rows}),
           .logprobs = Tensor(at + limits_.sequences, DType::f32, device, {rows}),
           .losses = Tensor(at + 2 * limits_.sequences, DType::f32, device, {scored}),
-          .greedy = Tensor(at + 2 * limits_.sequences + limits_.tokens, DType::i32, device, {scored})};
+          .greedy = Tensor(at + 2 * limits_.sequences + scored, DType::i32, device, {scored})};
 }
 
 // The pass is made for the longest sequence there was, with room: its tables grow with the length.
@@ -57,20 +58,23 @@ void Stepper::fit_pass(const std::vector<Scheduler::Part>& plan) {
   pass_.reset();
   pass_length_ = std::min(limits_.length, static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(longest))));
   pass_ = std::make_unique<DecodePass>(
-      ctx_, model_, pages_, DecodePass::Limits{.tokens = limits_.tokens, .sequences = limits_.sequences, .length = pass_length_});
+      ctx_, model_, pages_,
+      DecodePass::Limits{
+          .tokens = limits_.tokens, .sequences = limits_.sequences, .length = pass_length_, .scored = limits_.tokens * kTargetsOfAToken});
   std::fill(decoded_.begin(), decoded_.end(), 0);
 }
 
-// What follows each token of a part where it is to be scored and has not been.
-std::vector<std::int32_t> Stepper::targets_of(const Scheduler::Part& part) const {
+namespace {
+
+// What is to be scored behind the tokens of a part and has not been.
+std::span<const Target> targets_of(const Scheduler::Part& part) {
   const Sequence& s = *part.sequence;
-  const auto& all = s.request.targets;
-  const std::int64_t from = std::max(part.first, s.scored), end = std::min(part.first + part.count, std::ssize(all));
+  const std::int64_t from = std::max(s.targets_before(part.first), s.scored), end = s.targets_before(part.first + part.count);
   if (from >= end) return {};
-  std::vector<std::int32_t> targets(static_cast<std::size_t>(part.count), -1);
-  std::copy(all.begin() + from, all.begin() + end, targets.begin() + (from - part.first));
-  return targets;
+  return std::span(s.request.targets).subspan(static_cast<std::size_t>(from), static_cast<std::size_t>(end - from));
 }
+
+}  // namespace
 
 // How each row chooses, in the order of the parts that do.
 std::int64_t Stepper::send_rows(const std::vector<Scheduler::Part>& plan) {
@@ -119,34 +123,32 @@ void Stepper::give(const std::vector<Scheduler::Part>& plan) {
   fit_pass(plan);
   const Settled settled(ctx_, seen_before(plan));
   Mirror& results = results_[steps % 2];
-  Step step{.parts = {}, .results = &results};
+  Step step{.parts = {}, .results = &results, .scored = 0};
   std::vector<DecodePass::Piece> pieces;
-  std::vector<std::vector<std::int32_t>> targets;
   std::vector<std::int32_t> fed(plan.size());
   bool logprobs = false;
-  std::int64_t scored = 0, row = 0;
+  std::int64_t row = 0;
   const std::int64_t rows = send_rows(plan);
   for (const auto& part : plan) {
     Sequence& s = *part.sequence;
     std::span<const std::int32_t> ids(s.tokens.data() + part.first, static_cast<std::size_t>(part.count));
     if (s.flying > 0) fed[pieces.size()] = -1 - s.feed, ids = {&fed[pieces.size()], 1};
-    const auto& follow = targets.emplace_back(targets_of(part));
+    const std::span<const Target> follow = targets_of(part);
     pieces.push_back({.tokens = ids, .past = part.first, .pages = s.pages, .logits = part.chooses, .targets = follow});
     step.parts.push_back({.sequence = part.sequence,
                           .row = part.chooses ? row++ : -1,
                           .targets = follow,
                           .last = part.first + part.count == std::ssize(s.request.prompt)});
-    std::erase_if(step.parts.back().targets, [](std::int32_t t) { return t < 0; });
-    scored += std::ssize(step.parts.back().targets);
+    step.scored += std::ssize(follow);
     tokens += part.count;
     logprobs |= part.chooses && s.request.logprobs;
   }
   if (steps > 0) pass_->feed = results_in(results_[(steps + 1) % 2].device_side(), ctx_.device(), limits_.sequences, 0).tokens;
   const DecodePass::Result out = pass_->run(pieces);
-  const Results to = results_in(results.device_side(), ctx_.device(), rows, scored);
+  const Results to = results_in(results.device_side(), ctx_.device(), rows, step.scored);
   if (rows > 0) choose(out.logits, to, logprobs);
-  if (scored > 0) copy(ctx_, out.losses, to.losses), copy(ctx_, out.greedy, to.greedy);
-  results.fetch();
+  if (step.scored > 0) copy(ctx_, out.losses, to.losses), copy(ctx_, out.greedy, to.greedy);
+  results.fetch(results_bytes(limits_.sequences, step.scored));
   for (const Flying& f : step.parts)
     if (f.row >= 0) f.sequence->feed = static_cast<std::int32_t>(f.row), ++f.sequence->flying;
   ++steps;
@@ -156,13 +158,13 @@ void Stepper::give(const std::vector<Scheduler::Part>& plan) {
 std::vector<Stepper::Outcome> Stepper::collect() {
   const Step step = std::move(flying_.front());
   flying_.pop_front();
-  const Results from = results_in(step.results->host_side(), Device::cpu(), limits_.sequences, limits_.tokens);
+  const Results from = results_in(step.results->host_side(), Device::cpu(), limits_.sequences, step.scored);
   std::vector<Outcome> outcomes;
   std::int64_t score = 0;
   for (const Flying& f : step.parts) {
     Outcome o{.sequence = f.sequence, .scores = {}, .chose = f.row >= 0, .token = {}, .last = f.last};
-    for (const std::int32_t target : f.targets) {
-      o.scores.push_back({.logprob = -from.losses.as<float>()[score], .greedy = from.greedy.as<std::int32_t>()[score] == target});
+    for (const Target& target : f.targets) {
+      o.scores.push_back({.logprob = -from.losses.as<float>()[score], .greedy = from.greedy.as<std::int32_t>()[score] == target.id});
       ++score;
     }
     if (o.chose) --f.sequence->flying, o.token = {from.tokens.as<std::int32_t>()[f.row], from.logprobs.as<float>()[f.row]};

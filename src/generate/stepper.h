@@ -4,6 +4,7 @@
 
 #include <deque>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "core/mirror.h"
@@ -38,20 +39,20 @@ class Stepper {
   // A part of a step that is on its way.
   struct Flying {
     std::shared_ptr<Sequence> sequence;
-    std::int64_t row = -1;              // of the tokens chosen; −1: none
-    std::vector<std::int32_t> targets;  // those that are scored
+    std::int64_t row = -1;            // of the tokens chosen; −1: none
+    std::span<const Target> targets;  // those that are scored
     bool last = false;
   };
   struct Step {
     std::vector<Flying> parts;
     Mirror* results;
+    std::int64_t scored = 0;
   };
   // Where a step's results lie in a mirror.
   struct Results {
     Tensor tokens, logprobs, losses, greedy;
   };
   Results results_in(void* memory, Device device, std::int64_t rows, std::int64_t scored) const;
-  std::vector<std::int32_t> targets_of(const Scheduler::Part& part) const;
   void fit_pass(const std::vector<Scheduler::Part>& plan);
   std::int64_t send_rows(const std::vector<Scheduler::Part>& plan);
   void choose(const Tensor& logits, const Results& to, bool logprobs);

@@ -20,13 +20,17 @@ struct DecodePass::Inputs {
 
 namespace {
 
-constexpr std::int64_t kArrays = 6;  // int32 [tokens] each: tokens, positions, sequences, targets; wanted has two
+// int32: tokens, positions and sequences; targets and the rows behind which they are; rows whose logits are wanted; the table of pages.
+std::size_t input_bytes(const DecodePass::Limits& l, std::int64_t table_width) {
+  return static_cast<std::size_t>(3 * l.tokens + 2 * l.scored + l.sequences * (1 + table_width)) * sizeof(std::int32_t);
+}
 
-std::int64_t checked(const DecodePass::Limits& l) {
+DecodePass::Limits checked(DecodePass::Limits l) {
   check(l.tokens > 0 && l.sequences > 0 && l.length > 0,
         "[generate] expected room for at least one token of one sequence, got {} tokens, {} sequences of {}", l.tokens, l.sequences,
         l.length);
-  return l.tokens;
+  if (l.scored == 0) l.scored = l.tokens;
+  return l;
 }
 
 AttentionShape heads_of(const ModelConfig& c) { return {.heads = c.heads, .kv_heads = c.kv_heads, .head_dim = c.head_dim}; }
@@ -37,15 +41,15 @@ DecodePass::DecodePass(Context& ctx, const Model& model, KvPages& pages, const L
     : ctx_(ctx),
       model_(model),
       pages_(pages),
-      limits_(limits),
+      limits_(checked(limits)),
       table_width_(KvPages::pages_for(limits.length)),
-      act_(ctx, model, {.batch = 1, .seq = checked(limits)}),
+      act_(ctx, model, {.batch = 1, .seq = limits.tokens}),
       rope_(rope_table(ctx, limits.length, model.config().head_dim, model.config().rope_theta, model.config().rope_scaling)),
-      input_(ctx, static_cast<std::size_t>(kArrays * limits.tokens + limits.sequences * table_width_) * sizeof(std::int32_t)),
-      rows_(ctx, model.type(), {limits.sequences + limits.tokens, model.config().d}),
+      input_(ctx, input_bytes(limits_, table_width_)),
+      rows_(ctx, model.type(), {limits.tokens, model.config().d}),
       logits_(ctx, DType::f32, {limits.sequences, model.config().vocab}),
-      losses_(ctx, DType::f32, {limits.tokens}),
-      greedy_(ctx, DType::i32, {limits.tokens}) {
+      losses_(ctx, DType::f32, {limits_.scored}),
+      greedy_(ctx, DType::i32, {limits_.scored}) {
   const ModelConfig& c = model.config();
   reserve_attention_paged(ctx, limits.tokens, limits.length, heads_of(c));
   reserve_gemm_by_row(ctx, limits.tokens, std::max({c.d, c.q_width(), c.mlp}));
@@ -62,8 +66,12 @@ void check_piece(const DecodePass::Piece& p, std::int64_t i, const DecodePass::L
   check(std::ssize(p.pages) >= KvPages::pages_for(end), "[generate] expected {} pages for {} tokens, got {}", KvPages::pages_for(end), end,
         p.pages.size());
   for (const std::int32_t page : p.pages) check(page >= 0 && page < pages, "[generate] expected pages below {}, got {}", pages, page);
-  check(p.targets.empty() || p.targets.size() == p.tokens.size(), "[generate] expected a target for each of {} tokens, got {}",
-        p.tokens.size(), p.targets.size());
+  std::int64_t last = p.past;
+  for (const Target& t : p.targets) {
+    check(t.behind >= last && t.behind < end, "[generate] expected targets behind tokens {} to {} in their order, got one behind {}",
+          p.past, end - 1, t.behind);
+    last = t.behind;
+  }
 }
 
 }  // namespace
@@ -80,9 +88,10 @@ DecodePass::Inputs DecodePass::put(std::span<const Piece> pieces) {
     in.single &= pieces[i].tokens.size() == 1;
     longest = std::max(longest, pieces[i].past + std::ssize(pieces[i].tokens));
     in.logits += pieces[i].logits;
-    in.scored += std::count_if(pieces[i].targets.begin(), pieces[i].targets.end(), [](std::int32_t t) { return t >= 0; });
+    in.scored += std::ssize(pieces[i].targets);
   }
   check(in.rows <= limits_.tokens, "[generate] expected at most {} tokens at a time, got {}", limits_.tokens, in.rows);
+  check(in.scored <= limits_.scored, "[generate] expected at most {} targets at a time, got {}", limits_.scored, in.scored);
   const std::int64_t n = in.rows, head_rows = in.logits + in.scored;
   auto* const host = static_cast<std::int32_t*>(input_.host_side());
   std::int32_t *tokens = host, *positions = host + n, *sequences = host + 2 * n, *targets = host + 3 * n, *wanted = targets + in.scored,
@@ -94,12 +103,13 @@ DecodePass::Inputs DecodePass::put(std::span<const Piece> pieces) {
     const Piece& p = pieces[i];
     where_.push_back({.row = row, .rows = std::ssize(p.tokens), .past = p.past, .sequence = static_cast<std::int64_t>(i)});
     tokens = std::copy(p.tokens.begin(), p.tokens.end(), tokens);
+    for (const Target& t : p.targets) {
+      *targets++ = t.id;
+      *scored++ = row + static_cast<std::int32_t>(t.behind - p.past);
+    }
     for (std::size_t k = 0; k < p.tokens.size(); ++k, ++row) {
       *positions++ = static_cast<std::int32_t>(p.past + static_cast<std::int64_t>(k));
       *sequences++ = static_cast<std::int32_t>(i);
-      if (p.targets.empty() || p.targets[k] < 0) continue;
-      *targets++ = p.targets[k];
-      *scored++ = row;
     }
     if (p.logits) *wanted++ = row - 1;
     std::copy_n(p.pages.begin(), std::min<std::int64_t>(std::ssize(p.pages), table_width_), table);
@@ -149,26 +159,32 @@ void DecodePass::blocks(const Inputs& in) {
 
 // Logits and losses of the rows that are asked for; the others never reach the head.
 void DecodePass::heads(const Inputs& in, const Result& out) {
-  const Tensor& head = model_.weights().head;
-  const Tensor rows = rows_.t.row_slice(0, in.logits + in.scored);
-  if (rows.rows() > 0) embedding(ctx_, in.wanted, act_.z, rows);
+  const auto part = [](const Tensor& t, std::int64_t first, std::int64_t count) {  // of a row of 32-bit values
+    return Tensor(static_cast<std::int32_t*>(t.data) + first, t.dtype, t.device, {1, count});
+  };
   if (in.logits > 0) {
-    gemm(ctx_, rows.row_slice(0, in.logits), head, out.logits, {.trans_b = true, .by_row = true});
+    const Tensor rows = rows_.t.row_slice(0, in.logits);
+    embedding(ctx_, part(in.wanted, 0, in.logits), act_.z, rows);
+    gemm(ctx_, rows, model_.weights().head, out.logits, {.trans_b = true, .by_row = true});
     observers.show(ctx_, Point::logits, model_.config().layers + 1, out.logits);
   }
-  if (in.scored > 0)
-    cross_entropy(ctx_, {.x = rows.row_slice(in.logits, in.scored),
-                         .w = head,
-                         .targets = in.targets,
+  for (std::int64_t first = 0; first < in.scored; first += in.rows) {  // as many as the workspace has room for
+    const std::int64_t count = std::min(in.rows, in.scored - first);
+    const Tensor rows = rows_.t.row_slice(0, count);
+    embedding(ctx_, part(in.wanted, in.logits + first, count), act_.z, rows);
+    cross_entropy(ctx_, {.x = rows,
+                         .w = model_.weights().head,
+                         .targets = part(in.targets, first, count),
                          .weights = {},
                          .scale = 1,
                          .loss = {},
-                         .losses = out.losses,
-                         .greedy = out.greedy,
+                         .losses = part(out.losses, first, count),
+                         .greedy = part(out.greedy, first, count),
                          .dx = {},
                          .dw = {},
                          .workspace = act_.workspace,
                          .by_row = true});
+  }
 }
 
 void DecodePass::compute(const Inputs& in, const Result& out) {

@@ -11,6 +11,7 @@
 #include "model/activations.h"
 #include "model/few_rows_pass.h"
 #include "model/kv_pages.h"
+#include "model/target.h"
 
 namespace bhyt {
 
@@ -19,6 +20,7 @@ class DecodePass {
   // The most of one call (tokens over all its sequences, and sequences), and the longest sequence.
   struct Limits {
     std::int64_t tokens = 1, sequences = 1, length = 1;
+    std::int64_t scored = 0;  // targets; 0: as many as tokens
   };
   DecodePass(Context& ctx, const Model& model, KvPages& pages, const Limits& limits);
   DecodePass(const DecodePass&) = delete;
@@ -28,14 +30,14 @@ class DecodePass {
   struct Piece {
     std::span<const std::int32_t> tokens;  // at least one; −1−i stands for feed[i], known to the device alone
     std::int64_t past = 0;
-    std::span<const std::int32_t> pages;         // of the sequence from its start; enough for past + tokens
-    bool logits = true;                          // of its last token are wanted
-    std::span<const std::int32_t> targets = {};  // what follows each token, to be scored; negative: not scored. Empty: none
+    std::span<const std::int32_t> pages;   // of the sequence from its start; enough for past + tokens
+    bool logits = true;                    // of its last token are wanted
+    std::span<const Target> targets = {};  // to be scored behind these tokens, in their order; places are the sequence's
   };
   // On the device, good until the next call.
   struct Result {
     Tensor logits;          // fp32 [R, V]: of the pieces that want them, in order
-    Tensor losses, greedy;  // fp32 and int32 [M]: −log p(target) and the likeliest token, of the M scored tokens in order
+    Tensor losses, greedy;  // fp32 and int32 [M]: −log p(target) and the likeliest token, of the M targets in order
   };
   Result run(std::span<const Piece> pieces);
 
@@ -56,7 +58,7 @@ class DecodePass {
   std::int64_t table_width_;
   Activations act_;
   OwnedTensor rope_;
-  Mirror input_;  // int32: tokens, positions, sequences, wanted rows, targets; then the table of pages
+  Mirror input_;  // everything that a call brings
   std::vector<PagedPiece> where_;
   OwnedTensor rows_, logits_, losses_, greedy_;
   std::optional<FewRowsPass> few_rows_;  // where its kernels are made for the model

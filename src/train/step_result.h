@@ -13,16 +13,18 @@ namespace bhyt::train {
 // On the device and, once it was fetched, on the host.
 class StepResult {
  public:
-  explicit StepResult(Context& ctx) : device_(ctx.device()), memory_(ctx, 2 * sizeof(float)) {}
+  explicit StepResult(Context& ctx) : device_(ctx.device()), memory_(ctx, kBytes) {}
   Tensor loss() const { return scalar(0); }  // Σ over the scored tokens
   Tensor norm() const { return scalar(1); }
-  void fetch() const { memory_.fetch(); }
+  void fetch() const { memory_.fetch(kBytes); }
   std::array<float, 2> read() const {
     const auto* values = static_cast<const float*>(memory_.host_side());
     return {values[0], values[1]};
   }
 
  private:
+  static constexpr std::size_t kBytes = 2 * sizeof(float);
+
   Tensor scalar(int i) const { return Tensor(static_cast<float*>(memory_.device_side()) + i, DType::f32, device_, {1}); }
   Device device_;
   Mirror memory_;

@@ -39,10 +39,16 @@ TEST(EngineTrouble, RefusesWhatCannotBeAnswered) {
   EXPECT_TRUE(test::has(message({.prompt = {1}, .max_tokens = 1, .sampling = {.min_p = 1.5}}), "min-p"));
   EXPECT_TRUE(test::has(message({.prompt = {1}, .max_tokens = 1, .sampling = {.repetition_penalty = 0}}), "repetition-penalty"));
   Request scored{.prompt = {1, 2}};
-  scored.targets = {1};
-  EXPECT_TRUE(test::has(message(scored), "expected a target for each of the 2 tokens, got 1"));
-  scored.targets = {1, 23};
+  scored.targets = {{0, 1}, {1, 23}};
   EXPECT_TRUE(test::has(message(scored), "target 23"));
+  scored.targets = {{1, 1}, {0, 1}};
+  EXPECT_TRUE(test::has(message(scored), "in the order of the 2 tokens"));
+  scored.targets = {{2, 1}};
+  EXPECT_TRUE(test::has(message(scored), "behind token 2"));
+  scored.targets.assign(kTargetsOfAToken, {1, 1});
+  EXPECT_EQ(message(scored), "no error");
+  scored.targets.push_back({1, 1});
+  EXPECT_TRUE(test::has(message(scored), "expected at most 16 targets behind one token, got more behind token 1"));
   EXPECT_THROW((void)engine.submit({.prompt = {23}, .max_tokens = 1}), UsageError);
   EXPECT_TRUE(engine.submit({.prompt = {1}}).wait().tokens.empty());  // nothing asked for
   Engine small(ctx, *m, {.pages = 1});                                // less than one request

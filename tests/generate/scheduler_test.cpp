@@ -162,8 +162,7 @@ TEST(Scheduler, ScoredTokensAreNotShared) {
   scheduler.add(sequence(counting(100), 5));
   step(scheduler);
   Request scored{.prompt = counting(100), .max_tokens = 0};
-  scored.targets.assign(100, -1);
-  scored.targets[70] = 3;
+  scored.targets = {{70, 3}};
   const auto s = std::make_shared<Sequence>(scored, std::make_shared<AnswerState>());
   scheduler.add(s);
   const auto plan = step(scheduler);

@@ -154,7 +154,8 @@ TEST(Decoding, NeighboursChangeNoScoreOnTheCpu) {
   const Ids a = draw_ids(40, 1), b = draw_ids(9, 2);
   test::Sequences sequences(ctx, *m, 2, 40, 60);
   auto first = sequences.piece(0, a), second = sequences.piece(1, b);
-  first.targets = a, second.targets = b;
+  const auto behind_a = test::targets_behind(a), behind_b = test::targets_behind(b);
+  first.targets = behind_a, second.targets = behind_b;
   const auto losses = [&](std::vector<DecodePass::Piece> pieces) { return on_host(ctx, sequences.pass.run(pieces).losses); };
   std::vector<float> alone = losses({first});
   for (const float x : losses({second})) alone.push_back(x);
@@ -207,7 +208,8 @@ TEST(Decoding, ScoresWhatIsAskedFor) {
     Ids fed_a = a, fed_b = b;
     fed_a[3] = -2, fed_b[6] = -1;
     auto first = sequences.piece(0, fed_a);
-    first.targets = targets;
+    const auto behind = test::targets_behind(targets);
+    first.targets = behind;
     first.logits = false;
     const std::vector<DecodePass::Piece> pieces{first, sequences.piece(1, fed_b)};
     const DecodePass::Result out = pass.run(pieces);
@@ -245,8 +247,10 @@ TEST(Decoding, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(test::has(message({{.tokens = some(33), .pages = {pages.data(), 1}}}), "expected 2 pages for 33 tokens, got 1"));
   EXPECT_TRUE(test::has(message({{.tokens = some(33), .pages = wrong}}), "expected pages below 2, got 2"));
   EXPECT_TRUE(test::has(message({{.tokens = {}, .pages = pages}}), "expected at least one token of every piece, got none of piece 0"));
-  EXPECT_TRUE(
-      test::has(message({{.tokens = some(2), .pages = pages, .targets = some(1)}}), "expected a target for each of 2 tokens, got 1"));
+  const std::vector<Target> beyond{{2, 1}}, backwards{{1, 1}, {0, 1}}, many(51, {1, 1});
+  EXPECT_TRUE(test::has(message({{.tokens = some(2), .pages = pages, .targets = beyond}}), "expected targets behind tokens 0 to 1"));
+  EXPECT_TRUE(test::has(message({{.tokens = some(2), .pages = pages, .targets = backwards}}), "got one behind 0"));
+  EXPECT_TRUE(test::has(message({{.tokens = some(2), .pages = pages, .targets = many}}), "targets at a time, got 51"));
 }
 
 }  // namespace

@@ -3,11 +3,20 @@
 
 #include <algorithm>
 #include <numeric>
+#include <span>
 #include <vector>
 
 #include "model/decode_pass.h"
 
 namespace bhyt::test {
+
+// Each id behind the token of its place; negative: none.
+inline std::vector<Target> targets_behind(std::span<const std::int32_t> ids) {
+  std::vector<Target> targets;
+  for (std::size_t i = 0; i < ids.size(); ++i)
+    if (ids[i] >= 0) targets.push_back({static_cast<std::int32_t>(i), ids[i]});
+  return targets;
+}
 
 // Sequences that are continued side by side; their pages lie in turns, so that none has two in a row.
 class Sequences {
