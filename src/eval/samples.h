@@ -1,0 +1,39 @@
+// The file of --samples: one line of JSON for each document, in their order, which a run that was stopped continues.
+// Beside FILE lies FILE.meta.json, which says what it was made with. Every model has a file of its own.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "eval/scored.h"
+#include "io/files.h"
+
+namespace bhyt {
+
+class SampleFile {
+ public:
+  // Starts `file`, or continues it where it is there: its settings (any object: model, tasks, seeds, …) must then be the same, field by
+  // field. `documents`: how many lines it has in the end. Seeds are written into the lines where `with_seeds`. `force` starts it anew.
+  SampleFile(fs::path file, nlohmann::ordered_json settings, std::int64_t documents, bool with_seeds, bool force);
+
+  // Documents are asked for in the order they are written in. What the file says of the next one, after checking that it is the one that is
+  // asked for, with the same prompt; nothing once all that it held was given out: then they are scored, and added in the same order.
+  std::optional<Scored> next(const Question& question, std::int64_t seed);
+  std::optional<Scored> next(const std::string& task, std::int64_t document, const std::string& text);
+  std::optional<Likelihood> next_request();
+
+  void add(const Question& question, const Graded& graded, std::int64_t seed);
+  void add(const std::string& task, std::int64_t document, const std::string& text, const Rolled& rolled);
+  void add(const Likelihood& request);
+
+  std::int64_t held() const;  // lines it had when it was opened
+  bool finished() const;      // all its documents are there
+};
+
+// FILE of each of several models: out.jsonl → out.NAME.jsonl.
+fs::path samples_of_model(const fs::path& file, const std::string& model);
+
+}  // namespace bhyt
