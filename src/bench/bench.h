@@ -19,9 +19,19 @@ struct Settings {
   std::int64_t batch = 8, seq = 256;
   DType dtype = DType::f32;
   int reps = 5;
-  Model::Repack repack = {};  // prompt, decode: how the model is made ready
-  bool all_methods = false;   // norm: every method, not only the model's
+  Model::Repack repack = {};  // prompt, decode, generation, requests: how the model is made ready
+  bool all_methods = false;   // norm, generation: every method, not only the model's
+  // generation: answers of these lengths; batches that nobody times, and timed ones of each repetition.
+  std::vector<std::int64_t> new_tokens = {128, 512, 1024};
+  int warmup = 8, timed = 32;
+  std::int64_t requests = 256;  // requests: how many
 };
+
+struct Spread {
+  double mean = 0, deviation = 0;  // n − 1
+};
+Spread spread_of(const std::vector<double>& values);
+double median_of(std::vector<double> values);
 
 // One measurement. Of the three rates the one that applies is set.
 struct Result {
@@ -31,19 +41,24 @@ struct Result {
   double limit = 0;                                        // in the same unit as the rate
   std::string limit_name;                                  // what the limit is: "copy", "its matrix products", …
   std::vector<std::pair<std::string, double>> parts = {};  // further figures: a breakdown in ms, bytes, …
+  Spread rates = {};                                       // over the repetitions, where more than the median is wanted
   double rate() const { return tok_s + gb_s + tflops; }
   double fraction() const { return limit > 0 ? rate() / limit : 0; }
 };
 
-std::vector<Result> bench_train(const Settings& s);      // a step with the optimizer, against its matrix products alone
-std::vector<Result> bench_norm(const Settings& s);       // against a copy
-std::vector<Result> bench_gemm(const Settings& s);       // the model's own products, against a large square one
-std::vector<Result> bench_attention(const Settings& s);  // against a large square product
-std::vector<Result> bench_prompt(const Settings& s);     // reading a prompt of seq tokens, against its matrix products alone
-std::vector<Result> bench_decode(const Settings& s);     // one token at a time, against reading the weights once per token
+std::vector<Result> bench_train(const Settings& s);       // a step with the optimizer, against its matrix products alone
+std::vector<Result> bench_norm(const Settings& s);        // against a copy
+std::vector<Result> bench_gemm(const Settings& s);        // the model's own products, against a large square one
+std::vector<Result> bench_attention(const Settings& s);   // against a large square product
+std::vector<Result> bench_prompt(const Settings& s);      // reading a prompt of seq tokens, against its matrix products alone
+std::vector<Result> bench_decode(const Settings& s);      // one token at a time, against reading the weights once per token
+std::vector<Result> bench_generation(const Settings& s);  // batches of prompts and answers through the engine
+std::vector<Result> bench_requests(const Settings& s);    // many requests of different lengths at once through the engine
 
 // Median seconds of each job: all are warmed up (on a GPU their matrix products are tuned), then run in turns `reps` times. Short jobs are
 // repeated until the clock can see them.
 std::vector<double> take_turns(Context& ctx, const std::vector<std::function<void()>>& jobs, int reps);
+// The same with every repetition's seconds, in order.
+std::vector<std::vector<double>> take_all_turns(Context& ctx, const std::vector<std::function<void()>>& jobs, int reps);
 
 }  // namespace bhyt::bench

@@ -1,63 +1,11 @@
 // Generation: prompts, and single tokens of several sequences at a time.
-#include <numeric>
-
 #include "bench/products.h"
+#include "bench/sequences.h"
 #include "core/profile.h"
-#include "core/rng.h"
-#include "model/decode_pass.h"
 
 namespace bhyt::bench {
 
 namespace {
-
-// The most tokens of a prompt that one call brings: what bounds the activations.
-constexpr std::int64_t kMostTokens = 8192;
-
-// Sequences side by side, whose next tokens are always the same: how long they take does not depend on them.
-class Sequences {
- public:
-  Sequences(const Settings& s, const Model& model, std::int64_t tokens)
-      : s_(s),
-        each_(KvPages::pages_for(s.seq + 1)),
-        memory_(s.ctx, model, s.batch * each_),
-        pass_(s.ctx, model, memory_, {.tokens = tokens, .sequences = s.batch, .length = s.seq + 1}),
-        ids_(static_cast<std::size_t>(s.seq + 1)),
-        pages_(static_cast<std::size_t>(memory_.count())) {
-    Rng rng(1);
-    for (auto& id : ids_) id = static_cast<std::int32_t>(rng.below(static_cast<std::uint64_t>(s.model.vocab)));
-    std::iota(pages_.begin(), pages_.end(), 0);
-  }
-  // The prompts, all of them, in as many calls as they need.
-  void prompt() {
-    const std::int64_t at_once = std::max<std::int64_t>(1, kMostTokens / s_.seq);
-    for (std::int64_t b = 0; b < s_.batch; b += at_once) {
-      std::vector<DecodePass::Piece> pieces;
-      for (std::int64_t i = b; i < std::min(s_.batch, b + at_once); ++i) pieces.push_back(piece(i, 0, s_.seq));
-      pass_.run(pieces);
-    }
-  }
-  // One token of each, behind the prompts; again and again at the same place.
-  void token() {
-    const Settled settled(s_.ctx, ++tokens_ > 2);
-    std::vector<DecodePass::Piece> pieces;
-    for (std::int64_t i = 0; i < s_.batch; ++i) pieces.push_back(piece(i, s_.seq, 1));
-    pass_.run(pieces);
-  }
-
- private:
-  DecodePass::Piece piece(std::int64_t sequence, std::int64_t past, std::int64_t count) const {
-    return {.tokens = std::span(ids_).subspan(static_cast<std::size_t>(past), static_cast<std::size_t>(count)),
-            .past = past,
-            .pages = std::span(pages_).subspan(static_cast<std::size_t>(sequence * each_), static_cast<std::size_t>(each_))};
-  }
-
-  const Settings& s_;
-  std::int64_t each_;
-  KvPages memory_;
-  DecodePass pass_;
-  std::vector<std::int32_t> ids_, pages_;
-  std::int64_t tokens_ = 0;
-};
 
 std::vector<std::pair<std::string, double>> breakdown(Context& ctx, const std::function<void()>& job) {
   ctx.profile().start();
@@ -71,15 +19,22 @@ std::vector<std::pair<std::string, double>> breakdown(Context& ctx, const std::f
   return parts;
 }
 
+// Tokens per second of each repetition.
+Spread rates_of(std::vector<double> seconds, double tokens) {
+  for (double& t : seconds) t = tokens / t;
+  return spread_of(seconds);
+}
+
 }  // namespace
 
 std::vector<Result> bench_prompt(const Settings& s) {
   const auto model = make_model(s);
   model->repack(s.repack);
-  const std::int64_t tokens = s.batch * s.seq, rows = std::max(s.seq, std::min(tokens, kMostTokens / s.seq * s.seq));
+  const std::int64_t tokens = s.batch * s.seq, rows = prompt_rows(s.batch, s.seq);
   Sequences sequences(s, *model, rows);
   const Products alone(s, rows, std::max<std::int64_t>(1, rows / s.seq), false);
-  const std::vector<double> t = take_turns(s.ctx, {[&] { sequences.prompt(); }, [&] { alone.run(); }}, s.reps);
+  const auto taken = take_all_turns(s.ctx, {[&] { sequences.prompt(); }, [&] { alone.run(); }}, s.reps);
+  const std::vector<double> t{median_of(taken[0]), median_of(taken[1])};
   const auto n = static_cast<double>(tokens);
   Result r{.test = fmt::format("prompt {} {}×{} {}{}", model_name(s), s.batch, s.seq, s.model.norm.method, s.repack.int8 ? " int8" : ""),
            .tok_s = n / t[0],
@@ -91,13 +46,14 @@ std::vector<Result> bench_prompt(const Settings& s) {
   const double head = 2.0 * static_cast<double>(s.model.vocab * s.model.d);
   const double flops = (flops_per_token(s.model, s.seq) / 3 - head) * n + head * static_cast<double>(s.batch);
   r.parts.emplace_back("tflops", flops / t[0] * 1e-12);
+  r.rates = rates_of(taken[0], n);
   return {r};
 }
 
 std::vector<Result> bench_decode(const Settings& s) {
   const auto model = make_model(s);
   model->repack(s.repack);
-  Sequences sequences(s, *model, std::max(s.batch, std::min(s.batch * s.seq, std::max(s.seq, kMostTokens / s.seq * s.seq))));
+  Sequences sequences(s, *model, std::max(s.batch, prompt_rows(s.batch, s.seq)));
   sequences.prompt();
   // A step has to read every weight once (the embedding is the head's, or a few rows), and the keys and values of every sequence.
   const double rows_of_embedding =
@@ -106,7 +62,8 @@ std::vector<Result> bench_decode(const Settings& s) {
                          (s.repack.int8 ? static_cast<double>(size_of(s.dtype)) : 1.0);
   const double cache = static_cast<double>(s.batch * s.seq) * static_cast<double>(KvPages::page_bytes(s.model, s.dtype)) / kPageTokens;
   const OwnedTensor from = filled(s.ctx, s.dtype, {model->parameters().count()}), to(s.ctx, s.dtype, {model->parameters().count()});
-  const std::vector<double> t = take_turns(s.ctx, {[&] { sequences.token(); }, [&] { copy_all(s.ctx, from, to); }}, s.reps);
+  const auto taken = take_all_turns(s.ctx, {[&] { sequences.token(); }, [&] { copy_all(s.ctx, from, to); }}, s.reps);
+  const std::vector<double> t{median_of(taken[0]), median_of(taken[1])};
   const double bandwidth = 2 * static_cast<double>(from.t.bytes()) / t[1], n = static_cast<double>(s.batch);
   Result r{
       .test = fmt::format("decode {} {} after {} {}{}", model_name(s), s.batch, s.seq, s.model.norm.method, s.repack.int8 ? " int8" : ""),
@@ -118,6 +75,7 @@ std::vector<Result> bench_decode(const Settings& s) {
   r.parts.emplace_back("weight_bytes", weights);
   r.parts.emplace_back("cache_bytes", cache);
   r.parts.emplace_back("copy_gb_s", bandwidth * 1e-9);
+  r.rates = rates_of(taken[0], n);
   return {r};
 }
 

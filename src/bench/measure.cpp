@@ -28,7 +28,7 @@ double time_of(Context& ctx, const std::function<void()>& job, int times) {
 
 }  // namespace
 
-std::vector<double> take_turns(Context& ctx, const std::vector<std::function<void()>>& jobs, int reps) {
+std::vector<std::vector<double>> take_all_turns(Context& ctx, const std::vector<std::function<void()>>& jobs, int reps) {
   for (const auto& job : jobs) job();  // first touch of memory
   cuda::tune_products(ctx);
   std::vector<int> times;
@@ -40,12 +40,27 @@ std::vector<double> take_turns(Context& ctx, const std::vector<std::function<voi
   std::vector<std::vector<double>> taken(jobs.size());
   for (int r = 0; r < reps; ++r)
     for (std::size_t i = 0; i < jobs.size(); ++i) taken[i].push_back(time_of(ctx, jobs[i], times[i]));
+  return taken;
+}
+
+std::vector<double> take_turns(Context& ctx, const std::vector<std::function<void()>>& jobs, int reps) {
   std::vector<double> medians;
-  for (auto& t : taken) {
-    std::sort(t.begin(), t.end());
-    medians.push_back(t[t.size() / 2]);
-  }
+  for (const std::vector<double>& taken : take_all_turns(ctx, jobs, reps)) medians.push_back(median_of(taken));
   return medians;
+}
+
+double median_of(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+Spread spread_of(const std::vector<double>& values) {
+  Spread s;
+  const auto n = static_cast<double>(values.size());
+  for (const double v : values) s.mean += v / n;
+  for (const double v : values) s.deviation += (v - s.mean) * (v - s.mean);
+  s.deviation = values.size() > 1 ? std::sqrt(s.deviation / (n - 1)) : 0;
+  return s;
 }
 
 OwnedTensor filled(Context& ctx, DType type, std::initializer_list<std::int64_t> dims, float scale) {

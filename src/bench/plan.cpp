@@ -58,4 +58,7 @@ double bytes_for_decode(const train::RunConfig& c) {
   return 3 * weights(c) + cache(c, tokens(c));  // and what is copied to compare with
 }
 
+// Answers may be as long as prompts.
+double bytes_for_generation(const train::RunConfig& c) { return weights(c) + 2 * cache(c, tokens(c)); }
+
 }  // namespace bhyt::bench

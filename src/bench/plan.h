@@ -12,5 +12,6 @@ double bytes_for_gemm(const train::RunConfig& c);
 double bytes_for_attention(const train::RunConfig& c);
 double bytes_for_prompt(const train::RunConfig& c);
 double bytes_for_decode(const train::RunConfig& c);
+double bytes_for_generation(const train::RunConfig& c);
 
 }  // namespace bhyt::bench

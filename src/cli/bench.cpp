@@ -31,13 +31,16 @@ struct Test {
   std::vector<Result> (*run)(const Settings&);
   double (*bytes)(const train::RunConfig&);  // that it takes at least
   const char* preset;                        // where no model.* is given
+  int seq = 256;                             // where no data.seq_len is given
 };
 constexpr Test kTests[] = {{"train", bench::bench_train, bench::bytes_for_train, "small"},
                            {"norm", bench::bench_norm, bench::bytes_for_norm, "llama-1b"},
                            {"gemm", bench::bench_gemm, bench::bytes_for_gemm, "small"},
                            {"attention", bench::bench_attention, bench::bytes_for_attention, "small"},
                            {"prompt", bench::bench_prompt, bench::bytes_for_prompt, "small"},
-                           {"decode", bench::bench_decode, bench::bytes_for_decode, "small"}};
+                           {"decode", bench::bench_decode, bench::bytes_for_decode, "small"},
+                           {"generation", bench::bench_generation, bench::bytes_for_generation, "small", 512},
+                           {"requests", bench::bench_requests, bench::bytes_for_generation, "small", 1024}};
 
 const Test* find_test(const std::string& name) {
   const auto* it = std::find_if(std::begin(kTests), std::end(kTests), [&](const Test& t) { return name == t.name; });
@@ -67,7 +70,7 @@ std::vector<std::vector<std::string>> by_batch(const std::vector<std::string>& w
 
 // What one test measures: a config, with the bench's own defaults below them.
 train::RunConfig config_of(const Test& test, const std::vector<std::string>& words, DType dtype) {
-  std::vector<std::string> all{"train.batch=8", "data.seq_len=256"};
+  std::vector<std::string> all{"train.batch=8", fmt::format("data.seq_len={}", test.seq)};
   if (!gives(words, "model.")) all.push_back(std::string("model.preset=") + test.preset);
   all.insert(all.end(), words.begin(), words.end());
   train::RunConfig c = train::read_run_config(train::config_tree("", all));
@@ -98,7 +101,8 @@ std::string rate_of(const Result& r, double value) {
 }
 
 void print_row(const Result& r, DType dtype) {
-  fmt::print("{:<56} {:<5} {:>11.3f} ms {:>18}  {:5.1f}% of {} ({})\n", r.test, name_of(dtype), r.ms, rate_of(r, r.rate()),
+  const std::string spread = r.rates.deviation > 0 ? fmt::format(" ± {:.1f}", r.rates.deviation) : "";
+  fmt::print("{:<56} {:<5} {:>11.3f} ms {:>18}{}  {:5.1f}% of {} ({})\n", r.test, name_of(dtype), r.ms, rate_of(r, r.rate()), spread,
              100 * r.fraction(), rate_of(r, r.limit), r.limit_name);
   double sum = 0;
   for (const auto& [name, value] : r.parts)
@@ -116,6 +120,7 @@ Json to_json(const Result& r, const Settings& s) {
   j["fraction"] = r.fraction();
   j["limit"] = r.limit;
   j["limit_name"] = r.limit_name;
+  if (r.rates.mean > 0) j["tok_s_mean"] = r.rates.mean, j["tok_s_std"] = r.rates.deviation;
   j["device"] = name_of(s.ctx.device());
   j["dtype"] = name_of(s.dtype);
   j["threads"] = s.ctx.threads().count();
@@ -128,59 +133,128 @@ Json to_json(const Result& r, const Settings& s) {
   return j;
 }
 
+// A row of the table that llama-bench prints, for what reads prompts or writes tokens.
+struct LlamaRow {
+  std::string model, size, params, backend, threads, batch, type, norm, test, rate;
+};
+
+LlamaRow llama_row(const Test& test, const Result& r, const Settings& s) {
+  const bool reads = test.name == std::string_view("prompt");
+  const auto planned = Parameters::planned(s.model, s.dtype);
+  const double bytes = static_cast<double>(planned.value_bytes) / (s.repack.int8 ? static_cast<double>(size_of(s.dtype)) : 1.0);
+  return {.model = s.model.preset.empty() ? fmt::format("d{}×{}", s.model.d, s.model.layers) : s.model.preset,
+          .size = fmt::format("{:.2f} GiB", bytes / (1 << 30)),
+          .params = fmt::format("{:.2f} B", static_cast<double>(planned.value_bytes) / static_cast<double>(size_of(s.dtype)) * 1e-9),
+          .backend = s.ctx.device().is_cuda() ? "CUDA" : "CPU",
+          .threads = fmt::format("{}", s.ctx.threads().count()),
+          .batch = fmt::format("{}", s.batch),
+          .type = s.repack.int8 ? "int8" : name_of(s.dtype),
+          .norm = s.model.norm.method,
+          .test = reads ? fmt::format("pp{}", s.seq) : fmt::format("tg1 @ d{}", s.seq),
+          .rate = fmt::format("{:.2f} ± {:.2f}", r.rates.mean, r.rates.deviation)};
+}
+
+void print_table(const std::vector<LlamaRow>& rows) {
+  fmt::print("\n| {:<30} | {:>10} | {:>10} | {:<7} | {:>7} | {:>5} | {:>5} | {:<14} | {:>15} | {:>20} |\n", "model", "size", "params",
+             "backend", "threads", "batch", "type", "norm", "test", "t/s");
+  fmt::print("| {:-<30} | {:->9}: | {:->9}: | {:-<7} | {:->6}: | {:->4}: | {:->4}: | {:-<14} | {:->14}: | {:->19}: |\n", "", "", "", "", "",
+             "", "", "", "", "");
+  for (const LlamaRow& r : rows)
+    fmt::print("| {:<30} | {:>10} | {:>10} | {:<7} | {:>7} | {:>5} | {:>5} | {:<14} | {:>15} | {:>20} |\n", r.model, r.size, r.params,
+               r.backend, r.threads, r.batch, r.type, r.norm, r.test, r.rate);
+}
+
+struct BenchFlags {
+  std::vector<std::string> words, tests, overrides;
+  bool json = false, markdown = false;
+  int reps = 5, warmup = 8, timed = 32;
+  std::int64_t requests = 256;
+  std::vector<std::int64_t> new_tokens = {128, 512, 1024};
+  RepackOption repack;
+};
+
+void add_options(CLI::App& app, BenchFlags& f) {
+  app.add_option("TEST | key=value", f.words,
+                 "tests: train norm gemm attention prompt decode generation requests (default: the first four);\nkeys: model.*, norm.*, "
+                 "train.batch (several: 1,8,64), data.seq_len, device, dtype (default: fp32 and bf16), threads");
+  app.add_flag("--json", f.json, "a JSON list, one object per measurement");
+  app.add_flag("--markdown", f.markdown, "prompt and decode: a table like llama-bench's behind the figures");
+  app.add_option("--reps", f.reps, "repetitions; figures are medians, generation's means")->capture_default_str()->check(between(1, 1000));
+  app.add_option("--new-tokens", f.new_tokens, "generation: answers of these lengths")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->check(between(1));
+  app.add_option("--warmup", f.warmup, "generation: batches before the first that is timed")
+      ->capture_default_str()
+      ->check(between(0, 1000));
+  app.add_option("--timed", f.timed, "generation: batches of each repetition")->capture_default_str()->check(between(1, 1000));
+  app.add_option("--requests", f.requests, "requests: how many; prompts of seq_len/32 to seq_len tokens, answers of up to half of that")
+      ->capture_default_str()
+      ->check(between(1, 100000));
+  f.repack.add_to(app);
+}
+
+bool uses(const BenchFlags& f, std::initializer_list<std::string_view> tests) {
+  return std::any_of(f.tests.begin(), f.tests.end(), [&](const std::string& t) { return std::ranges::find(tests, t) != tests.end(); });
+}
+
+// Tests and keys apart, and no flag that none of the tests reads.
+void settle(BenchFlags& f, const CLI::App& app) {
+  for (const std::string& w : f.words) {
+    const bool key = w.find('=') != std::string::npos;
+    check_usage(key || find_test(w), "unknown test {}; expected train, norm, gemm, attention, prompt, decode, generation or requests", w);
+    (key ? f.overrides : f.tests).push_back(w);
+  }
+  if (f.tests.empty()) f.tests = {"train", "norm", "gemm", "attention"};
+  f.repack.how();
+  for (const char* flag : {"--weights", "--no-fold"})
+    check_usage(!app.count(flag) || uses(f, {"prompt", "decode", "generation", "requests"}),
+                "{} is for the tests prompt, decode, generation and requests", flag);
+  for (const char* flag : {"--new-tokens", "--warmup", "--timed"})
+    check_usage(!app.count(flag) || uses(f, {"generation"}), "{} is for the test generation", flag);
+  check_usage(!app.count("--requests") || uses(f, {"requests"}), "--requests is for the test requests");
+  check_usage(!f.markdown || (!f.json && uses(f, {"prompt", "decode"})), "--markdown is for the tests prompt and decode, without --json");
+}
+
 }  // namespace
 
 int cmd_bench(const Args& args) {
   CLI::App app("Speed, each with the fraction of the machine's limit measured in the same run", "bhyt bench");
-  std::vector<std::string> words, tests, overrides;
-  bool json = false;
-  int reps = 5;
-  RepackOption repack;
-  app.add_option(
-      "TEST | key=value", words,
-      "tests: train norm gemm attention prompt decode (default: the first four); keys: model.*, norm.*, train.batch (several: 1,8,64),\n"
-      "data.seq_len, device, dtype (default: fp32 and bf16), threads");
-  app.add_flag("--json", json, "a JSON list, one object per measurement");
-  app.add_option("--reps", reps, "repetitions; figures are medians")->capture_default_str()->check(between(1, 1000));
-  repack.add_to(app);
+  BenchFlags f;
+  add_options(app, f);
   parse(app, args);
-  repack.how();
-  for (const std::string& w : words) {
-    if (w.find('=') != std::string::npos) {
-      overrides.push_back(w);
-      continue;
-    }
-    check_usage(find_test(w), "unknown test {}; expected train, norm, gemm, attention, prompt or decode", w);
-    tests.push_back(w);
-  }
-  if (tests.empty()) tests = {"train", "norm", "gemm", "attention"};
-
-  for (const std::string& name : tests)
-    for (DType dtype : types(overrides))
-      for (const auto& one : by_batch(overrides)) check_memory(*find_test(name), config_of(*find_test(name), one, dtype));
-
+  settle(f, app);
+  const auto for_each = [&](const auto& take) {
+    for (const std::string& name : f.tests)
+      for (DType dtype : types(f.overrides))
+        for (const auto& one : by_batch(f.overrides)) take(*find_test(name), config_of(*find_test(name), one, dtype));
+  };
+  for_each([](const Test& test, const train::RunConfig& c) { check_memory(test, c); });
   Json list = Json::array();
-  const auto measure = [&](const Test& test, const std::vector<std::string>& settings, DType dtype) {
-    const train::RunConfig c = config_of(test, settings, dtype);
+  std::vector<LlamaRow> table;
+  for_each([&](const Test& test, const train::RunConfig& c) {
     Context ctx(c.device, static_cast<int>(c.run.threads));
     const Settings s{.ctx = ctx,
                      .model = c.model.config,
                      .batch = c.train.batch,
                      .seq = c.data.seq_len,
-                     .dtype = dtype,
-                     .reps = reps,
-                     .repack = repack.how(),
-                     .all_methods = !gives(overrides, "norm.")};
+                     .dtype = *c.run.dtype,
+                     .reps = f.reps,
+                     .repack = f.repack.how(),
+                     .all_methods = !gives(f.overrides, "norm."),
+                     .new_tokens = f.new_tokens,
+                     .warmup = f.warmup,
+                     .timed = f.timed,
+                     .requests = f.requests};
     for (const Result& r : test.run(s)) {
-      if (!json) print_row(r, dtype);
+      if (!f.json) print_row(r, s.dtype);
       list.push_back(to_json(r, s));
+      if (test.name == std::string_view("prompt") || test.name == std::string_view("decode")) table.push_back(llama_row(test, r, s));
     }
     std::fflush(stdout);
-  };
-  for (const std::string& name : tests)
-    for (DType dtype : types(overrides))
-      for (const auto& one : by_batch(overrides)) measure(*find_test(name), one, dtype);
-  if (json) fmt::print("{}\n", list.dump(2));
+  });
+  if (f.json) fmt::print("{}\n", list.dump(2));
+  if (f.markdown) print_table(table);
   return 0;
 }
 

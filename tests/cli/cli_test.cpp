@@ -293,6 +293,48 @@ TEST(Bench, SeveralBatchesAreSeveralMeasurements) {
   EXPECT_EQ(bhyt({"bench", "decode", "train.batch=1,", "device=cpu", "model.preset=tiny"}).code, 2);
 }
 
+TEST(Bench, GenerationThroughTheEngine) {
+  const Outcome run =
+      bhyt({"bench",           "generation", "requests",         "--json",    "--reps",     "2", "--warmup",          "1",
+            "--timed",         "1",          "--new-tokens",     "3,5",       "--requests", "9", "model.preset=tiny", "train.batch=2",
+            "data.seq_len=40", "dtype=fp32", "norm.method=bhyt", "device=cpu"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  std::vector<std::string> tests;
+  for (const Json& r : Json::parse(run.out)) {
+    tests.push_back(r.at("test"));
+    EXPECT_GT(r.at("tok_s").get<double>(), 0);
+    EXPECT_GT(r.at("fraction").get<double>(), 0);
+  }
+  EXPECT_EQ(tests, (std::vector<std::string>{"generation tiny 2×40+3 bhyt", "generation tiny 2×40+5 bhyt",
+                                             "requests tiny 9 of up to 40+20 bhyt"}));
+  EXPECT_FALSE(has(run.err, "may be worse")) << run.err;
+}
+
+TEST(Bench, ATableLikeLlamaBenchs) {
+  const Outcome run = bhyt({"bench", "decode", "prompt", "--markdown", "--reps", "2", "model.preset=tiny", "train.batch=1",
+                            "data.seq_len=40", "dtype=bf16", "norm.method=lns", "device=cpu"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_TRUE(has(run.out, "| CPU     |")) << run.out;
+  EXPECT_TRUE(has(run.out, "|  bf16 | lns            |       tg1 @ d40 |")) << run.out;
+  EXPECT_TRUE(has(run.out, "|            pp40 |")) << run.out;
+}
+
+TEST(Bench, FlagsThatNoTestReadsAreRefused) {
+  for (const std::vector<std::string>& flag : std::vector<std::vector<std::string>>{{"--weights", "int8"},
+                                                                                    {"--no-fold"},
+                                                                                    {"--timed", "3"},
+                                                                                    {"--warmup", "3"},
+                                                                                    {"--new-tokens", "3"},
+                                                                                    {"--requests", "3"},
+                                                                                    {"--markdown"}}) {
+    std::vector<std::string> words{"bench", "gemm", "model.preset=tiny", "device=cpu"};
+    words.insert(words.end(), flag.begin(), flag.end());
+    const Outcome o = bhyt(words);
+    EXPECT_EQ(o.code, 2) << flag[0];
+    EXPECT_TRUE(has(o.err, flag[0] + " is for the test")) << o.err;
+  }
+}
+
 TEST(Bench, EveryTestGivesItsFigures) {
   const Outcome run = bhyt({"bench", "train", "gemm", "attention", "prompt", "decode", "--json", "--reps", "1", "model.preset=tiny",
                             "train.batch=2", "data.seq_len=32"});
