@@ -20,9 +20,9 @@ struct Row {
   const std::string& file;
   std::int64_t line = 0;  // from 1
 
-  // Throws Error that names file, line and column: "…, line 3, column label: expected a number, found "x"".
-  [[noreturn]] void fail(std::string_view column, std::string_view expected, std::string_view found) const;
+  // Throw Error: "FILE, line 3, column label: expected a text, found 7", "FILE, line 3: expected the columns a, b, found a, c".
   [[noreturn]] void fail(std::string_view column, std::string_view expected, const Document& found) const;
+  [[noreturn]] void fail_columns(std::string_view expected) const;
 };
 
 struct Documents {
@@ -37,7 +37,7 @@ std::optional<std::filesystem::path> find_split(const std::filesystem::path& dat
 
 // Calls `take` for each row in order until it says false. Error for a file that is damaged or holds no rows, and for a line that is not an
 // object.
-void for_each_row(const std::filesystem::path& file, const std::function<bool(Row)>& take);
+void for_each_row(const std::filesystem::path& file, const std::function<bool(const Row&)>& take);
 Documents read_documents(const std::filesystem::path& file);
 
 }  // namespace bhyt

@@ -35,14 +35,13 @@ class Template {
 
   bool empty() const { return pieces_.empty(); }
   // With the document's columns put in, each of which must be a text.
-  std::string fill(const Row& row) const;
+  std::string fill(const Row& row) const { return fill(row, false); }
   // As fill, but whole numbers are taken too, as their digits.
-  std::string fill_label(const Row& row) const;
+  std::string fill_label(const Row& row) const { return fill(row, true); }
   // Of a template that is a column by itself: the texts of the list that it holds.
   bool is_column() const { return pieces_.size() == 1 && !pieces_.front().column.empty(); }
   std::vector<std::string> fill_list(const Row& row) const;
-  bool has_columns(const Row& row) const;  // whether the document has every column that is asked for
-  std::string columns() const;             // "ctx_a, ctx_b": their names without what is inside them
+  std::vector<std::string> columns() const;  // what a document needs to have: "choices" of {choices.text}
 
  private:
   struct Piece {
@@ -51,19 +50,13 @@ class Template {
     std::vector<Filter> filters;
   };
   static Piece parse_column(std::string_view inside, std::string_view source);
+  static std::string filtered(const Piece& piece, std::string text, const Row& row);
   std::string fill(const Row& row, bool numbers) const;
 
   std::vector<Piece> pieces_;
 };
 
-// A list of texts: of one template the list in its column, of several one text each.
+// Of one template that is a column by itself the texts in its list, else a text of each template.
 std::vector<std::string> fill_all(const std::vector<Template>& templates, const Row& row);
-
-// What Python takes for white space: str.strip, str.split, \s.
-bool is_python_space(char32_t code);
-std::string_view python_lstrip(std::string_view text);
-std::string_view python_rstrip(std::string_view text);
-std::string_view python_strip(std::string_view text);
-std::int64_t code_points(std::string_view text);
 
 }  // namespace bhyt

@@ -16,7 +16,7 @@ namespace bhyt {
 
 // A task by itself, or one subject of a task that has subjects.
 struct Subtask {
-  std::string name;                           // "arc_easy", "mmlu_anatomy"
+  std::string name, alias;                    // "mmlu_anatomy", "anatomy"; both "arc_easy"
   std::vector<std::int64_t> documents, pool;  // rows of LoadedTask::evaluated and LoadedTask::examples
 };
 
@@ -44,6 +44,10 @@ struct RenderOptions {
 std::vector<Question> render(const LoadedTask& loaded, const Subtask& subtask, const RenderOptions& options);
 
 // Rolling tasks: the texts of all documents, or of the first `limit`.
-std::vector<std::string> read_texts(const Task& task, const std::filesystem::path& data, std::int64_t limit);
+struct TaskTexts {
+  std::vector<std::string> texts;
+  std::int64_t documents = 0;  // that the data set has
+};
+TaskTexts read_texts(const Task& task, const std::filesystem::path& data, std::int64_t limit);
 
 }  // namespace bhyt

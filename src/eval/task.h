@@ -36,13 +36,13 @@ struct SubjectGroup {
 
 struct Task {
   std::string name;
-  std::string source;   // the data set on the Hugging Face hub
-  std::string version;  // the harness's, for its table
+  std::string source;         // the data set on the Hugging Face hub
+  std::string version;        // the harness's, for its table
+  std::string group_version;  // the same of the groups of its subjects
   TaskKind kind = TaskKind::multiple_choice;
   std::string split, example_split;  // what is evaluated; where solved examples come from
   Template description;              // stands before everything else
-  std::vector<Prompt> prompts;       // several where the data set is about in several forms: the first whose columns a document has
-  Template text;                     // rolling: what is scored
+  std::vector<Prompt> prompts;       // several: the first whose columns a document has; rolling: its text is what is scored
   bool acc_norm = false;             // graded by likelihood per character too
   Examples examples = Examples::drawn;
   std::int64_t extra_draws = 0;      // rows drawn beyond the number of shots, in case one of them is the document itself
@@ -70,12 +70,16 @@ struct ChosenTask {
 };
 // What is reported together: a mean over members.
 struct TaskGroup {
-  std::string name, alias;           // "mmlu_social_sciences", " - social sciences" (as the harness prints it)
+  std::string name, alias;           // "mmlu_social_sciences", "social sciences"
+  std::string version;               // the harness's
+  std::string parent;                // "mmlu" where that was asked for as a whole, else ""
   std::vector<std::string> members;  // names of subtasks
 };
 struct Selection {
   std::vector<ChosenTask> tasks;  // in the order asked for, each once
-  std::vector<TaskGroup> groups;  // whole ones that were asked for, the widest first
+  std::vector<TaskGroup> groups;  // whole ones that were asked for, parents first
+
+  std::string group_of(const std::string& subtask) const;  // the narrowest; "" where it stands by itself
 };
 
 // Names of tasks, of their subjects (mmlu_anatomy) and groups (mmlu_stem), paper, all, and paths of YAML files. UsageError for a name that

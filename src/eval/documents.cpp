@@ -1,0 +1,110 @@
+#include "eval/documents.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "data/files.h"
+#include "data/input.h"
+#include "data/json_text.h"
+
+namespace bhyt {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::size_t kShown = 80;
+
+std::string shown(const Document& value) {
+  std::string text = value.dump(-1, ' ', false, Document::error_handler_t::replace);
+  if (text.size() <= kShown) return text;
+  std::size_t end = kShown;
+  while ((text[end] & 0xC0) == 0x80) --end;  // not inside a character
+  return text.substr(0, end) + "…";
+}
+
+// Lines end at \n only: texts hold other characters that some take for the end of a line.
+class Lines {
+ public:
+  explicit Lines(const std::string& file) : stream_(open_input(find_inputs({file}).at(0))) {}
+
+  // The next line, which lasts until the next call; nothing at the end.
+  std::optional<std::string_view> next() {
+    std::size_t end = 0;
+    while ((end = buffer_.find('\n', std::max(at_, searched_))) == std::string::npos)
+      if (!more()) break;
+    if (at_ == buffer_.size()) return std::nullopt;
+    const std::string_view line = std::string_view(buffer_).substr(at_, end == std::string::npos ? end : end - at_);
+    at_ = std::min(buffer_.size(), at_ + line.size() + 1);
+    searched_ = at_;
+    return line;
+  }
+
+ private:
+  bool more() {
+    buffer_.erase(0, at_);
+    at_ = 0;
+    searched_ = buffer_.size();
+    buffer_.resize(searched_ + kRead);
+    buffer_.resize(searched_ + stream_->read(buffer_.data() + searched_, kRead));
+    return buffer_.size() > searched_;
+  }
+
+  static constexpr std::size_t kRead = 1 << 18;
+  std::unique_ptr<InputStream> stream_;
+  std::string buffer_;
+  std::size_t at_ = 0, searched_ = 0;  // where the line begins, and from where on it may end
+};
+
+Document parse(std::string_view line, const std::string& file, std::int64_t number) {
+  Document row = Document::parse(line, nullptr, false);
+  if (row.is_object()) return row;
+  JsonText scanner("");  // knows better what is wrong
+  std::string_view ignored;
+  scanner.scan(line, ignored);
+  throw Error(fmt::format("{}, line {}: {}", file, number, scanner.error().starts_with("bad JSON") ? scanner.error() : "bad JSON"));
+}
+
+void for_each_line(const std::string& file, const std::function<bool(Document&&, std::int64_t)>& take) {
+  Lines lines(file);
+  std::int64_t number = 0;
+  while (const auto line = lines.next()) {
+    ++number;
+    if (!take(parse(*line, file, number), number)) return;
+  }
+  check(number > 0, "{} is empty: expected one JSON object a line", file);
+}
+
+}  // namespace
+
+void Row::fail(std::string_view column, std::string_view expected, const Document& found) const {
+  throw Error(fmt::format("{}, line {}, column {}: expected {}, found {}", file, line, column, expected, shown(found)));
+}
+
+void Row::fail_columns(std::string_view expected) const {
+  std::string found;
+  for (const auto& [name, value] : columns.items()) found += (found.empty() ? "" : ", ") + name;
+  throw Error(fmt::format("{}, line {}: expected {}, found {}", file, line, expected, found.empty() ? "none" : found));
+}
+
+std::optional<fs::path> find_split(const fs::path& data, const std::string& task, const std::string& split) {
+  for (const char* ending : {".jsonl", ".jsonl.gz", ".jsonl.zst"})
+    if (fs::path file = data / task / (split + ending); is_there(file.string())) return file;
+  return std::nullopt;
+}
+
+void for_each_row(const fs::path& file, const std::function<bool(const Row&)>& take) {
+  const std::string name = file.string();
+  for_each_line(name, [&](Document&& columns, std::int64_t line) { return take({columns, name, line}); });
+}
+
+Documents read_documents(const fs::path& file) {
+  Documents all{.file = file.string(), .rows = {}};
+  for_each_line(all.file, [&](Document&& columns, std::int64_t) {
+    all.rows.push_back(std::move(columns));
+    return true;
+  });
+  return all;
+}
+
+}  // namespace bhyt
