@@ -196,7 +196,11 @@ std::string to_table(const Comparison& c) {
   std::vector<std::vector<TableCell>> rows;
   for (const Difference& d : c.tasks) rows.push_back(row_of(d.task, d));
   if (c.all) rows.push_back(row_of("all tasks alike", *c.all));
-  return markdown_table({"Tasks", "Metric", "", "n", c.first, c.second, "Difference", "", "Stderr", "Above", "Below", "p"}, rows);
+  return fmt::format(
+      "{}\nDifference: {} − {}, document by document, ± its standard error. Above, Below: documents on which {} is above or below {}; "
+      "p: exact two-sided sign test over them.\n",
+      markdown_table({"Tasks", "Metric", "", "n", c.first, c.second, "Difference", "", "Stderr", "Above", "Below", "p"}, rows), c.first,
+      c.second, c.first, c.second);
 }
 
 }  // namespace bhyt

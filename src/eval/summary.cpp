@@ -27,7 +27,7 @@ SummaryRow row_of(const std::vector<std::string>& tasks, const ModelResults& mod
   for (const std::string& task : tasks) {
     std::vector<double> values;
     for (std::size_t s = 0; s < model.seeds.size(); ++s) {
-      values.push_back(accuracy_of(model.seeds[s], task).value);
+      values.push_back(accuracy_of(model.seeds[s].results, task).value);
       averages[s] += values.back() / static_cast<double>(tasks.size());
     }
     row.tasks.push_back(spread_of(values));
@@ -62,7 +62,7 @@ std::string metrics_in_words(const Summary& summary) {
 Summary summarize(const std::vector<std::string>& tasks, std::span<const ModelResults> models) {
   check(!tasks.empty() && !models.empty() && !models.front().seeds.empty(), "a summary needs tasks, models and seeds");
   Summary summary{.tasks = tasks, .seeds = static_cast<std::int64_t>(models.front().seeds.size())};
-  for (const std::string& task : tasks) summary.metrics.push_back(accuracy_of(models.front().seeds.front(), task).name);
+  for (const std::string& task : tasks) summary.metrics.push_back(accuracy_of(models.front().seeds.front().results, task).name);
   for (const ModelResults& model : models) {
     check(model.seeds.size() == models.front().seeds.size(), "a summary needs the same seeds of every model: {} has {}, {} has {}",
           models.front().model, models.front().seeds.size(), model.model, model.seeds.size());

@@ -153,7 +153,9 @@ TEST(Compare, TableAndJson) {
             "|---------------|--------|---|--:|----:|----:|---------:|---|------|----:|----:|--:|\n"
             "|boolq          |acc     |↑  |  4|0.750|0.250|      0.50|±  |0.2887|    2|    0|0.5|\n"
             "|mmlu           |acc     |↑  |  1|0.000|1.000|     -1.00|±  |N/A   |    0|    1|1.0|\n"
-            "|all tasks alike|accuracy|↑  |  5|0.375|0.625|     -0.25|±  |N/A   |    2|    1|1.0|\n");
+            "|all tasks alike|accuracy|↑  |  5|0.375|0.625|     -0.25|±  |N/A   |    2|    1|1.0|\n"
+            "\nDifference: A − B, document by document, ± its standard error. Above, Below: documents on which A is above or below B; "
+            "p: exact two-sided sign test over them.\n");
   const nlohmann::json json = to_json(c);
   EXPECT_EQ(json.at("first"), "A");
   EXPECT_EQ(json.at("tasks").at("boolq").at("difference"), 0.5);
@@ -161,8 +163,8 @@ TEST(Compare, TableAndJson) {
   EXPECT_EQ(json.at("all").at("up"), 2);
 }
 
-Results results_of(double boolq, double piqa) {
-  return collect(catalog(), std::vector<Scored>{answer("boolq", 0, boolq), answer("piqa", 0, 0.125, piqa)});
+SeedResults results_of(double boolq, double piqa) {
+  return {0, collect(catalog(), std::vector<Scored>{answer("boolq", 0, boolq), answer("piqa", 0, 0.125, piqa)})};
 }
 
 // Averages of the two tasks by seed: 0.3, 0.4, 0.6 → mean 1.3/3, deviation of 0.1528.
@@ -201,7 +203,7 @@ TEST(Summary, NeedsTheSameOfEveryModel) {
   EXPECT_THROW((void)summarize({"boolq"}, std::vector<ModelResults>{a, b}), Error);
   EXPECT_THROW((void)summarize({"mmlu"}, std::vector<ModelResults>{a}), Error);
   const Results texts = collect(catalog(), std::vector<Scored>{text(0, -20, 10)});
-  EXPECT_THROW((void)summarize({"wikitext"}, std::vector<ModelResults>{{"A", {texts}}}), Error);
+  EXPECT_THROW((void)summarize({"wikitext"}, std::vector<ModelResults>{{"A", {{0, texts}}}}), Error);
 }
 
 }  // namespace
