@@ -181,5 +181,24 @@ TEST(Table, LaysOutAsThePackageOfTheHarness) {
   EXPECT_EQ(markdown_table({"x"}, {{"0.2750"}, {" "}}), "|  x  |\n|----:|\n|0.275|\n|     |\n");
 }
 
+// Below mostly N/A a text is a text, even if it is a number; a number is none.
+TEST(Table, TakesAfterWhatStandsAbove) {
+  EXPECT_EQ(markdown_table({"Version", "Stderr"}, {{"Yaml", "   N/A"}, {"Yaml", "   N/A"}, {1.0, "0.5000"}}),
+            "|Version|Stderr|\n"
+            "|-------|------|\n"
+            "|Yaml   |   N/A|\n"
+            "|Yaml   |   N/A|\n"
+            "|      1|0.5000|\n");
+  EXPECT_EQ(markdown_table({"Stderr"}, {{"0.5000"}, {"   N/A"}, {"0.0000"}, {"   N/A"}, {"   N/A"}, {"0.5000"}}),
+            "|Stderr|\n"
+            "|------|\n"
+            "|   0.5|\n"
+            "|   N/A|\n"
+            "|     0|\n"
+            "|   N/A|\n"
+            "|   N/A|\n"
+            "|0.5000|\n");
+}
+
 }  // namespace
 }  // namespace bhyt

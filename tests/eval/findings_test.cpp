@@ -1,5 +1,5 @@
 // An evaluation as it is printed: one model with one seed as the harness has it, several in one table with their differences.
-#include "eval/evaluation.h"
+#include "eval/findings.h"
 
 #include <gtest/gtest.h>
 
@@ -47,18 +47,18 @@ ScoredModel model_b() {
   return b;
 }
 
-Evaluation both() { return evaluate(catalog(), {model_a(), model_b()}, {42, 43}, {"piqa", "boolq"}); }
+Findings both() { return findings_of(catalog(), {model_a(), model_b()}, {42, 43}, {"piqa", "boolq"}); }
 
-TEST(Evaluation, OfOneModelWithOneSeedIsTheHarnesses) {
-  const Evaluation one = evaluate(catalog(), {model_a()}, {43}, {"piqa", "boolq"});
+TEST(Findings, OfOneModelWithOneSeedIsTheHarnesses) {
+  const Findings one = findings_of(catalog(), {model_a()}, {43}, {"piqa", "boolq"});
   const Results results = collect(catalog(), model_a().documents, 43);
   EXPECT_EQ(to_json(one), to_json(results));
   EXPECT_EQ(to_table(one), to_table(results));
   EXPECT_FALSE(one.summary.has_value());
 }
 
-TEST(Evaluation, OfOneModelWithSeveralSeedsHasASummary) {
-  const Evaluation seeds = evaluate(catalog(), {model_a()}, {42, 43}, {"piqa", "boolq"});
+TEST(Findings, OfOneModelWithSeveralSeedsHasASummary) {
+  const Findings seeds = findings_of(catalog(), {model_a()}, {42, 43}, {"piqa", "boolq"});
   EXPECT_EQ(to_json(seeds), to_full_json(seeds));
   EXPECT_EQ(seeds.summary.value().seeds, 2);
   EXPECT_TRUE(seeds.comparisons.empty());
@@ -66,7 +66,7 @@ TEST(Evaluation, OfOneModelWithSeveralSeedsHasASummary) {
 }
 
 // The report of such an evaluation is tested on the same file.
-TEST(Evaluation, OfSeveralModelsAsJson) {
+TEST(Findings, OfSeveralModelsAsJson) {
   std::ifstream file(std::string(BHYT_TEST_DIR) + "/golden/eval/evaluation.json");
   const nlohmann::json expected = nlohmann::json::parse(file).flatten(), got = nlohmann::json(to_json(both())).flatten();
   ASSERT_EQ(expected.size(), got.size()) << got.dump(1);
@@ -79,7 +79,7 @@ TEST(Evaluation, OfSeveralModelsAsJson) {
   }
 }
 
-TEST(Evaluation, OfSeveralModelsAsTables) {
+TEST(Findings, OfSeveralModelsAsTables) {
   EXPECT_EQ(to_table(both()), R"(|Model|    piqa     |   boolq    |   Average   |
 |-----|-------------|------------|-------------|
 |A    |75.00 ± 35.36|50.00 ± 0.00|62.50 ± 17.68|
@@ -103,9 +103,9 @@ Difference: B <2> − A, document by document, ± its standard error. Above, Bel
 )");
 }
 
-TEST(Evaluation, OfTextsAlone) {
+TEST(Findings, OfTextsAlone) {
   const ScoredModel a{"A", {{"wikitext", 0, 0, Rolled{-300, 100, 60, 400}}}}, b{"B", {{"wikitext", 0, 0, Rolled{-200, 100, 60, 400}}}};
-  const Evaluation texts = evaluate(catalog(), {a, b}, {42}, {});
+  const Findings texts = findings_of(catalog(), {a, b}, {42}, {});
   EXPECT_FALSE(texts.summary.has_value());
   EXPECT_TRUE(to_table(texts).starts_with("|Model|  Text  |bits_per_byte|")) << to_table(texts);
   EXPECT_FALSE(to_json(texts).contains("summary"));

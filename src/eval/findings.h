@@ -1,4 +1,4 @@
-// All that an evaluation gives, of one or several models with one or several few-shot seeds, ready to be printed.
+// What an evaluation has found, of one or several models with one or several few-shot seeds, ready to be printed.
 #pragma once
 
 #include <cstdint>
@@ -20,21 +20,21 @@ struct ScoredModel {
   std::vector<Scored> documents;
 };
 
-struct Evaluation {
+struct Findings {
   std::vector<ModelResults> models;
   std::optional<Summary> summary;       // where there are accuracies, and several models or seeds
   std::vector<Comparison> comparisons;  // of each further model with the first
 };
 
 // `columns`: the tasks of the summary in their order (a group stands as one), whatever else was evaluated.
-Evaluation evaluate(const Catalog& catalog, const std::vector<ScoredModel>& models, const std::vector<std::int64_t>& seeds,
-                    const std::vector<std::string>& columns);
+Findings findings_of(const Catalog& catalog, const std::vector<ScoredModel>& models, const std::vector<std::int64_t>& seeds,
+                     const std::vector<std::string>& columns);
 
 // One model with one seed: the harness's. Else {"models": [{"model", "seeds": [{"seed", "results", …}]}], "summary", "comparisons"}.
-nlohmann::ordered_json to_json(const Evaluation& evaluation);
-nlohmann::ordered_json to_full_json(const Evaluation& evaluation);  // always the latter: what a report is made of
+nlohmann::ordered_json to_json(const Findings& findings);
+nlohmann::ordered_json to_full_json(const Findings& findings);  // always the latter: what a report is made of
 
 // One model with one seed: the harness's table. Else the summary, perplexities and comparisons. All of it Markdown.
-std::string to_table(const Evaluation& evaluation);
+std::string to_table(const Findings& findings);
 
 }  // namespace bhyt

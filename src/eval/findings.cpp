@@ -1,4 +1,4 @@
-#include "eval/evaluation.h"
+#include "eval/findings.h"
 
 #include <utility>
 
@@ -11,7 +11,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-bool is_single(const Evaluation& e) { return e.models.size() == 1 && e.models.front().seeds.size() == 1; }
+bool is_single(const Findings& f) { return f.models.size() == 1 && f.models.front().seeds.size() == 1; }
 
 ModelResults results_of(const Catalog& catalog, const ScoredModel& model, const std::vector<std::int64_t>& seeds) {
   ModelResults results{.model = model.name, .seeds = {}};
@@ -33,20 +33,20 @@ std::string perplexity_table(const std::vector<ModelResults>& models) {
 
 }  // namespace
 
-Evaluation evaluate(const Catalog& catalog, const std::vector<ScoredModel>& models, const std::vector<std::int64_t>& seeds,
-                    const std::vector<std::string>& columns) {
+Findings findings_of(const Catalog& catalog, const std::vector<ScoredModel>& models, const std::vector<std::int64_t>& seeds,
+                     const std::vector<std::string>& columns) {
   check(!models.empty() && !seeds.empty(), "an evaluation needs models and seeds");
-  Evaluation evaluation;
-  for (const ScoredModel& model : models) evaluation.models.push_back(results_of(catalog, model, seeds));
-  if (!columns.empty() && !is_single(evaluation)) evaluation.summary = summarize(columns, evaluation.models);
+  Findings findings;
+  for (const ScoredModel& model : models) findings.models.push_back(results_of(catalog, model, seeds));
+  if (!columns.empty() && !is_single(findings)) findings.summary = summarize(columns, findings.models);
   for (std::size_t i = 1; i < models.size(); ++i)
-    evaluation.comparisons.push_back(compare(catalog, models[i].name, models[i].documents, models[0].name, models[0].documents));
-  return evaluation;
+    findings.comparisons.push_back(compare(catalog, models[i].name, models[i].documents, models[0].name, models[0].documents));
+  return findings;
 }
 
-Json to_full_json(const Evaluation& evaluation) {
+Json to_full_json(const Findings& findings) {
   Json models = Json::array(), comparisons = Json::array();
-  for (const ModelResults& model : evaluation.models) {
+  for (const ModelResults& model : findings.models) {
     Json seeds = Json::array();
     for (const SeedResults& seed : model.seeds) {
       seeds.push_back({{"seed", seed.seed}});
@@ -55,22 +55,22 @@ Json to_full_json(const Evaluation& evaluation) {
     models.push_back({{"model", model.model}, {"seeds", std::move(seeds)}});
   }
   Json out = {{"models", std::move(models)}};
-  if (evaluation.summary) out["summary"] = to_json(*evaluation.summary);
-  for (const Comparison& comparison : evaluation.comparisons) comparisons.push_back(to_json(comparison));
+  if (findings.summary) out["summary"] = to_json(*findings.summary);
+  for (const Comparison& comparison : findings.comparisons) comparisons.push_back(to_json(comparison));
   if (!comparisons.empty()) out["comparisons"] = std::move(comparisons);
   return out;
 }
 
-Json to_json(const Evaluation& evaluation) {
-  return is_single(evaluation) ? to_json(evaluation.models.front().seeds.front().results) : to_full_json(evaluation);
+Json to_json(const Findings& findings) {
+  return is_single(findings) ? to_json(findings.models.front().seeds.front().results) : to_full_json(findings);
 }
 
-std::string to_table(const Evaluation& evaluation) {
-  if (is_single(evaluation)) return to_table(evaluation.models.front().seeds.front().results);
-  std::string out = evaluation.summary ? to_table(*evaluation.summary) : "";
+std::string to_table(const Findings& findings) {
+  if (is_single(findings)) return to_table(findings.models.front().seeds.front().results);
+  std::string out = findings.summary ? to_table(*findings.summary) : "";
   const auto add = [&](const std::string& table) { out += (out.empty() || table.empty() ? "" : "\n") + table; };
-  add(perplexity_table(evaluation.models));
-  for (const Comparison& comparison : evaluation.comparisons) add(to_table(comparison));
+  add(perplexity_table(findings.models));
+  for (const Comparison& comparison : findings.comparisons) add(to_table(comparison));
   return out;
 }
 
