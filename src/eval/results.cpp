@@ -167,7 +167,7 @@ Results collect(const Catalog& catalog, std::span<const Scored> documents) {
 Results collect(const Catalog& catalog, std::span<const Scored> documents, std::int64_t seed) {
   std::vector<Scored> chosen;
   for (const Scored& document : documents)
-    if (document.seed == seed || std::holds_alternative<Rolled>(document.what)) chosen.push_back(document);
+    if (document.seed == seed) chosen.push_back(document);
   return collect(catalog, chosen);
 }
 

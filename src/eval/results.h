@@ -64,7 +64,7 @@ struct Results {
 // Of documents that were asked with one seed. Tasks of the catalog without documents are left out; a document of another task is an Error.
 Results collect(const Catalog& catalog, std::span<const Scored> documents);
 Results collect(const Catalog& catalog, std::span<const Scored> documents,
-                std::int64_t seed);  // those of this seed, and texts, which have none
+                std::int64_t seed);  // those of this seed
 
 nlohmann::ordered_json to_json(const Results& results);  // results, groups, n-samples, n-shot, higher_is_better, versions
 std::string to_table(const Results& results);            // as the harness prints it, which is Markdown, too

@@ -34,7 +34,8 @@ ScoredModel model_a() {
            answer("boolq", 1, 42, 0),
            answer("boolq", 0, 43, 1),
            answer("boolq", 1, 43, 0),
-           {"wikitext", 0, 0, Rolled{-300, 100, 60, 400}}}};
+           {"wikitext", 0, 42, Rolled{-300, 100, 60, 400}},
+           {"wikitext", 0, 43, Rolled{-300, 100, 60, 400}}}};
 }
 
 // Below A on piqa's document 0 with seed 42, and on boolq's document 0 with both.
@@ -43,7 +44,7 @@ ScoredModel model_b() {
   std::get<Graded>(b.documents[0].what).acc_norm = 0;
   std::get<Graded>(b.documents[4].what).acc = 0;
   std::get<Graded>(b.documents[6].what).acc = 0;
-  std::get<Rolled>(b.documents[8].what).sum = -200;
+  for (const std::size_t i : {8, 9}) std::get<Rolled>(b.documents[i].what).sum = -200;
   return b;
 }
 
@@ -104,7 +105,7 @@ Difference: B <2> − A, document by document, ± its standard error. Above, Bel
 }
 
 TEST(Findings, OfTextsAlone) {
-  const ScoredModel a{"A", {{"wikitext", 0, 0, Rolled{-300, 100, 60, 400}}}}, b{"B", {{"wikitext", 0, 0, Rolled{-200, 100, 60, 400}}}};
+  const ScoredModel a{"A", {{"wikitext", 0, 42, Rolled{-300, 100, 60, 400}}}}, b{"B", {{"wikitext", 0, 42, Rolled{-200, 100, 60, 400}}}};
   const Findings texts = findings_of(catalog(), {a, b}, {42}, {});
   EXPECT_FALSE(texts.summary.has_value());
   EXPECT_TRUE(to_table(texts).starts_with("|Model|  Text  |bits_per_byte|")) << to_table(texts);

@@ -163,14 +163,17 @@ TEST(Results, TheJsonHasTheHarnessesNames) {
       R"("n-samples":{"arc_easy":{"original":2376,"effective":2},"commonsense_qa":{"original":1221,"effective":1}}})");
 }
 
-TEST(Results, OfOneSeedWithTheTexts) {
-  const std::vector<Scored> documents = {
-      answer("arc_easy", 0, 1, 1, 42), answer("arc_easy", 0, 0, 0, 43), {"wikitext", 0, 0, Rolled{-1000, 300, 200, 1000}}};
+TEST(Results, OfOneSeed) {
+  const std::vector<Scored> documents = {answer("arc_easy", 0, 1, 1, 42),
+                                         answer("arc_easy", 0, 0, 0, 43),
+                                         {"wikitext", 0, 42, Rolled{-1000, 300, 200, 1000}},
+                                         {"wikitext", 0, 43, Rolled{-1000, 300, 200, 1000}}};
   const Results results = collect(three_tasks(), documents, 43);
   EXPECT_EQ(results.rows.size(), 2u);
   EXPECT_EQ(results.row("arc_easy").main().value, 0.0);
   EXPECT_EQ(results.row("arc_easy").scored, 1);
   EXPECT_EQ(results.row("wikitext").main().name, "bits_per_byte");
+  EXPECT_EQ(results.row("wikitext").scored, 1);
   EXPECT_THROW((void)results.row("commonsense_qa"), Error);
 }
 
