@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <sstream>
 
 #include "core/log.h"
 #include "data/input.h"
@@ -69,6 +70,20 @@ Json write_entries(const std::vector<DataEntry>& entries) {
   return out;
 }
 
+// A list, or one text with commas.
+std::vector<std::string> read_names(const Json& j, const std::string& key) {
+  std::vector<std::string> names;
+  if (j.is_string()) {
+    std::istringstream list(j.get<std::string>());
+    for (std::string name; std::getline(list, name, ',');)
+      if (!name.empty()) names.push_back(name);
+    return names;
+  }
+  if (!j.is_array()) schema::wrong(key, "a list of names", j);
+  for (std::size_t i = 0; i < j.size(); ++i) names.push_back(schema::Reader::as_text(fmt::format("{}[{}]", key, i), j[i]));
+  return names;
+}
+
 std::optional<DType> read_type(const Json& j, const std::string& key) {
   const std::string text = schema::Reader::as_text(key, j);
   if (text == "auto") return std::nullopt;
@@ -133,7 +148,7 @@ bool may_change(const std::string& key) {
                                               "train.eval_batches", "train.save_every",  "train.keep",        "train.save",
                                               "train.log_every",    "train.max_skipped", "train.recompute",   "run.dir",
                                               "run.device",         "run.threads",       "run.resume"};
-  return kFree.contains(key);
+  return kFree.contains(key) || key.starts_with("eval.");
 }
 
 void flatten(const Json& tree, const std::string& path, std::vector<std::pair<std::string, Json>>& out) {
@@ -242,6 +257,19 @@ static void fields(TrainSection& c, V& v) {
 }
 
 template <class V>
+static void fields(EvalSection& c, V& v) {
+  const schema::Range from0{.at_least = 0};
+  v.custom(
+      "tasks", "benchmark tasks to ask between steps, as bhyt eval knows them: [arc_easy, piqa]",
+      [&](const Json& j, const std::string& key) { c.tasks = read_names(j, key); }, [&] { return Json(c.tasks); });
+  v.text("data", c.data, "folder with their data sets: TASK/SPLIT.jsonl[.gz|.zst]");
+  v.integer("every", c.every, "steps between them (once more at the end); 0 = only at the end", from0);
+  v.integer("shots", c.shots, "solved examples before each question", from0);
+  v.integer("seed", c.seed, "of the draw of examples");
+  v.integer("limit", c.limit, "the first documents of each task only; 0 = all", from0);
+}
+
+template <class V>
 static void fields(RunSection& c, V& v) {
   v.text("dir", c.dir, "the run directory");
   v.text("device", c.device, "auto, cpu, cuda or cuda:N");
@@ -264,6 +292,7 @@ static void fields(RunConfig& c, V& v) {
   v.section("norm", c.model.config.norm, "");
   v.section("data", c.data, "");
   v.section("train", c.train, "");
+  v.section("eval", c.eval, "");
   v.section("run", c.run, "");
 }
 

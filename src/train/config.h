@@ -46,6 +46,13 @@ struct TrainSection {
   Recompute recompute = Recompute::none;
 };
 
+// Benchmark tasks between steps, as `bhyt eval` asks them.
+struct EvalSection {
+  std::vector<std::string> tasks;  // none: no tasks
+  std::string data;
+  std::int64_t every = 0, shots = 0, seed = 1234, limit = 0;
+};
+
 enum class Resume : std::uint8_t { never, auto_, must, restart };
 // Whether a run that is there already is gone on with.
 constexpr bool goes_on(Resume r) { return r == Resume::auto_ || r == Resume::must; }
@@ -63,6 +70,7 @@ struct RunConfig {
   ModelSection model;  // its config holds the norm section too
   DataSection data;
   TrainSection train;
+  EvalSection eval;
   RunSection run;
   Device device;  // what run.device came to, once the run is open
 };

@@ -18,7 +18,8 @@ std::size_t good_lines(const std::string& text, const Progress& progress) {
     const Json line =
         Json::parse(text.begin() + static_cast<std::ptrdiff_t>(at), text.begin() + static_cast<std::ptrdiff_t>(end), nullptr, false);
     if (!line.is_object() || !line.contains("step") || !line["step"].is_number() || line["step"] > progress.step) break;
-    if (progress.unvalidated && line["step"] == progress.step && line.contains("valid_loss")) break;
+    const bool after = line.contains("valid_loss") || line.contains("tasks");
+    if (progress.unvalidated && line["step"] == progress.step && after) break;
   }
   return at;
 }
@@ -68,6 +69,19 @@ void Metrics::training(const TrainingLine& l) {
 void Metrics::validation(std::int64_t step, double loss, std::int64_t tokens) {
   put({{"step", step}, {"valid_loss", loss}, {"valid_tokens", tokens}});
   events_.write(unix_time(), step, {{kValidTag, static_cast<float>(loss)}});
+}
+
+void Metrics::tasks(std::int64_t step, const Results& results) {
+  Json tasks = Json::object();
+  std::vector<Scalar> scalars;
+  for (const ResultRow& row : results.rows)
+    for (const Metric& m : row.metrics) {
+      tasks[row.name][m.name] = m.value;
+      if (m.error) tasks[row.name][m.name + "_stderr"] = *m.error;
+      scalars.emplace_back("tasks/" + row.name + "/" + m.name, static_cast<float>(m.value));
+    }
+  put({{"step", step}, {"tasks", tasks}});
+  events_.write(unix_time(), step, scalars);
 }
 
 void Metrics::layers(std::int64_t step, const Json& layers) { put({{"step", step}, {"layers", layers}}); }

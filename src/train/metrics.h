@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/schema.h"
+#include "eval/results.h"
 #include "train/state.h"
 #include "train/tensorboard.h"
 
@@ -28,6 +29,7 @@ class Metrics {
 
   void training(const TrainingLine& line);
   void validation(std::int64_t step, double loss, std::int64_t tokens);
+  void tasks(std::int64_t step, const Results& results);
   void layers(std::int64_t step, const Json& layers);
   void event(std::int64_t step, const std::string& what, const std::string& reason);
   void sync();

@@ -180,6 +180,17 @@ void write_run_json(const Session& s, bool resumed) {
 
 }  // namespace
 
+namespace {
+
+void open_tasks(Session& s) {
+  const EvalSection& eval = s.config.eval;
+  if (eval.tasks.empty()) return;
+  check_usage(s.data.tokenizer != nullptr, "eval.tasks: there is no tokenizer to ask with: {}", s.data.why_no_tokenizer);
+  s.tasks = std::make_unique<TaskEval>(eval, *s.data.tokenizer);
+}
+
+}  // namespace
+
 std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
   auto session = std::make_unique<Session>();
   Session& s = *session;
@@ -196,6 +207,7 @@ std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
 
   pack_data(s.config.data, s.data, (s.dir->path() / "data").string());
   if (!s.data.tokenizer) log::info("checkpoints will hold no tokenizer: {}", s.data.why_no_tokenizer);
+  open_tasks(s);
   s.train = training_rows(s.data.train, s.config);
   if (!s.data.valid.empty()) s.valid = validation_rows(s.data.valid, s.config);
   const Json math = mathematics_of(s);

@@ -11,6 +11,7 @@
 #include "train/optimizer.h"
 #include "train/run_dir.h"
 #include "train/state.h"
+#include "train/task_eval.h"
 #include "train/tuning.h"
 
 namespace bhyt::train {
@@ -28,6 +29,7 @@ struct Session {
   std::unique_ptr<Uploader> uploader, valid_uploader;
   std::unique_ptr<TuningFile> tuning;
   std::unique_ptr<Metrics> metrics;
+  std::unique_ptr<TaskEval> tasks;  // null without eval.tasks
   std::unique_ptr<CheckpointContext> checkpoints;
   Progress progress;
 };

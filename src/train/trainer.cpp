@@ -201,16 +201,35 @@ struct Trainer::Impl {
     show(p.loss_sum / static_cast<double>(p.loss_count), window);
   }
 
-  // A signal stops it: then it is made again when the run goes on, and leaves nothing behind now.
+  // Validation and tasks. A signal stops them: then they are made again when the run goes on.
   void validate(const StopSignals& stop) {
+    if (valid_due() && !validation_loss(stop)) return;
+    if (tasks_due() && !ask_tasks(stop)) return;
+    s().progress.unvalidated = false;
+  }
+
+  // False, with nothing left behind, where a signal came.
+  bool ask_tasks(const StopSignals& stop) {
+    const std::int64_t step = s().progress.step;
+    WorkLine progress(fmt::format("tasks   step {}", step), "documents", seconds());
+    const auto results = s().tasks->run(
+        *s().model, static_cast<int>(s().config.run.threads), [&] { return stop.received() != 0; },
+        [&](std::int64_t done) { progress.show(done, s().tasks->documents()); });
+    if (!results) return false;
+    s().metrics->tasks(step, *results);
+    for (const ResultRow& row : results->rows)
+      if (!row.metrics.empty()) log::info("tasks   step {}  {} {} {:.4f}", step, row.name, row.main().name, row.main().value);
+    return true;
+  }
+
+  bool validation_loss(const StopSignals& stop) {
     Progress& p = s().progress;
     WorkLine progress(fmt::format("valid   step {}", p.step), "rows", seconds());
     const auto e = evaluate(*s().ctx, *s().pass, *s().valid, *s().valid_uploader, train().eval_batches, [&](auto done, auto all) {
       progress.show(done, all);
       return done == all || !stop.received();
     });
-    if (!e) return;
-    p.unvalidated = false;
+    if (!e) return false;
     s().metrics->validation(p.step, e->loss, e->tokens);
     p.log_history.push_back({{"step", p.step}, {"eval_loss", e->loss}});
     if (std::isfinite(e->loss) && (p.best_step == 0 || e->loss < p.best_metric)) {
@@ -219,6 +238,7 @@ struct Trainer::Impl {
     }
     outcome.valid_loss = e->loss;
     log::info("valid   step {}  loss {:.4f}  over {} tokens", p.step, e->loss, grouped(e->tokens));
+    return true;
   }
 
   void save(bool interrupted) {
@@ -234,7 +254,7 @@ struct Trainer::Impl {
     const Progress& p = s().progress;
     const bool line = p.step == train().steps || every(p.step, train().log_every);
     if (total.steps == 1) s().tuning->update();
-    if (line || valid_due() || save_due()) {
+    if (line || valid_due() || tasks_due() || save_due()) {
       const Timed timed{total, window};
       settle();
     }
@@ -243,13 +263,14 @@ struct Trainer::Impl {
     return conclude(stop);
   }
   bool valid_due() { return s().valid && (s().progress.step == train().steps || every(s().progress.step, train().eval_every)); }
+  bool tasks_due() { return s().tasks && (s().progress.step == train().steps || every(s().progress.step, s().config.eval.every)); }
   bool save_due() { return s().progress.step == train().steps || every(s().progress.step, train().save_every); }
 
   // What a step may still owe when its numbers are written: its validation and its checkpoint. True: the run is at its end.
   bool conclude(const StopSignals& stop) {
     Progress& p = s().progress;
     const bool last = p.step == train().steps;
-    p.unvalidated = valid_due();
+    p.unvalidated = valid_due() || tasks_due();
     if (p.unvalidated) reading([&] { validate(stop); });
     // While steps are being skipped the weights are in doubt: no checkpoint of them pushes out a good one.
     if (!p.unvalidated && save_due() && (last || p.skipped_in_row == 0)) save(false);

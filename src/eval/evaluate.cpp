@@ -1,0 +1,181 @@
+#include "eval/evaluate.h"
+
+#include <algorithm>
+#include <charconv>
+#include <iterator>
+#include <optional>
+#include <utility>
+
+#include "core/threads.h"
+#include "eval/detokenize.h"
+#include "eval/metrics.h"
+#include "eval/rolling.h"
+
+namespace bhyt {
+
+namespace {
+
+std::int64_t at_most(std::int64_t limit, std::int64_t count) { return limit > 0 ? std::min(limit, count) : count; }
+
+// The harness's number; none where it has no number.
+std::optional<double> version_of(const std::string& text) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc() && end == text.data() + text.size() ? std::optional(number) : std::nullopt;
+}
+
+}  // namespace
+
+Evaluation::Evaluation(EvaluationSettings settings) : settings_(std::move(settings)) {
+  check_data(settings_.selection, settings_.data, settings_.shots);
+  for (const ChosenTask& chosen : settings_.selection.tasks) {
+    if (chosen.task.kind == TaskKind::multiple_choice) {
+      choices_.push_back(load_task(chosen, settings_.data, settings_.shots));
+    } else {
+      texts_.push_back({chosen.task, read_texts(chosen.task, settings_.data, settings_.limit)});
+    }
+  }
+}
+
+// Those that ask different questions.
+std::vector<std::int64_t> Evaluation::seeds_of(const Task& task) const {
+  if (task.seed_matters(settings_.shots)) return settings_.seeds;
+  return {settings_.seeds.front()};
+}
+
+std::int64_t Evaluation::documents() const {
+  std::int64_t count = 0;
+  for (const LoadedTask& t : choices_)
+    for (const Subtask& s : t.subtasks) count += at_most(settings_.limit, std::ssize(s.documents)) * std::ssize(seeds_of(t.task));
+  for (const Texts& t : texts_) count += std::ssize(t.read.texts);
+  return count;
+}
+
+Catalog Evaluation::catalog() const {
+  Catalog catalog;
+  for (const LoadedTask& t : choices_)
+    for (const Subtask& s : t.subtasks)
+      catalog.tasks.push_back({.name = s.name,
+                               .alias = s.alias,
+                               .version = version_of(t.task.version),
+                               .group = settings_.selection.group_of(s.name),
+                               .shots = settings_.shots,
+                               .documents = std::ssize(s.documents)});
+  for (const Texts& t : texts_)
+    catalog.tasks.push_back({.name = t.task.name,
+                             .alias = t.task.name,
+                             .version = version_of(t.task.version),
+                             .group = "",
+                             .shots = 0,
+                             .documents = t.read.documents});
+  for (const TaskGroup& g : settings_.selection.groups)
+    catalog.groups.push_back({.name = g.name, .alias = g.alias, .version = version_of(g.version), .group = g.parent});
+  return catalog;
+}
+
+std::vector<Question> Evaluation::questions(const LoadedTask& task, std::int64_t seed, const ChatFormat* chat) const {
+  std::vector<Question> all;
+  for (const Subtask& s : task.subtasks) {
+    std::vector<Question> some = render(task, s, {.shots = settings_.shots, .seed = seed, .limit = settings_.limit, .chat = chat});
+    std::ranges::move(some, std::back_inserter(all));
+  }
+  return all;
+}
+
+void Evaluation::for_each_question(std::int64_t seed, const ChatFormat* chat, const std::function<void(const Question&)>& take) const {
+  for (const LoadedTask& t : choices_)
+    for (const Question& q : questions(t, seed, chat)) take(q);
+}
+
+bool score_questions(const Reader& reader, std::span<const Question> questions,
+                     const std::function<void(std::size_t, std::vector<Likelihood>)>& done) {
+  if (questions.empty()) return true;
+  std::vector<std::vector<Passage>> apart(questions.size());
+  {
+    Threads threads;
+    parallel_tasks(threads, std::ssize(questions), [&](std::int64_t i) {
+      const auto q = static_cast<std::size_t>(i);
+      apart[q] = passages_of(reader.tokenizer, questions[q], reader.reading);
+    });
+  }
+  std::vector<Passage> passages;
+  std::vector<std::size_t> owner;
+  for (std::size_t q = 0; q < apart.size(); ++q)
+    for (Passage& p : apart[q]) passages.push_back(std::move(p)), owner.push_back(q);
+  std::vector<Likelihood> collected;
+  return score_passages(reader.engine(), passages, [&](std::size_t i, std::span<const EndingScore> scores) {
+    for (std::size_t e = 0; e < scores.size(); ++e)
+      collected.push_back({.sum = scores[e].sum, .greedy = scores[e].greedy, .tokens = std::ssize(passages[i].endings[e])});
+    if (i + 1 == owner.size() || owner[i + 1] != owner[i]) done(owner[i], std::exchange(collected, {}));
+  });
+}
+
+bool Evaluation::run_task(const Reader& reader, const LoadedTask& task, std::int64_t seed, SampleFile* samples,
+                          const std::function<void(const std::string&)>& done, std::vector<Scored>& scored) const {
+  std::vector<Question> left;
+  for (Question& q : questions(task, seed, reader.chat)) {
+    std::optional<Scored> known = left.empty() && samples ? samples->next(q, seed) : std::nullopt;
+    if (known) {
+      scored.push_back(std::move(*known));
+      done(q.task);
+    } else {
+      left.push_back(std::move(q));
+    }
+  }
+  return score_questions(reader, left, [&](std::size_t i, std::vector<Likelihood> choices) {
+    const Question& q = left[i];
+    Graded graded = grade(q, std::move(choices), task.task.acc_norm);
+    if (samples) samples->add(q, graded, seed);
+    scored.push_back({.task = q.task, .document = q.document, .seed = seed, .what = std::move(graded)});
+    done(q.task);
+  });
+}
+
+bool Evaluation::run_texts(const Reader& reader, const Texts& texts, SampleFile* samples,
+                           const std::function<void(const std::string&)>& done, std::vector<Scored>& scored) const {
+  const std::string& name = texts.task.name;
+  std::int64_t first = 0;
+  for (; samples && first < std::ssize(texts.read.texts); ++first) {
+    std::optional<Scored> known = samples->next(name, first, detokenize(texts.read.texts[static_cast<std::size_t>(first)]));
+    if (!known) break;
+    scored.push_back(std::move(*known));
+    done(name);
+  }
+  const std::span<const std::string> left = std::span(texts.read.texts).subspan(static_cast<std::size_t>(first));
+  if (left.empty()) return true;
+  return score_rolling(reader.engine(), reader.tokenizer, left, reader.reading, [&](std::size_t i, const RollingDocument& d) {
+    const std::int64_t document = first + static_cast<std::int64_t>(i);
+    const Rolled rolled{.sum = d.loglikelihood, .tokens = d.tokens, .words = d.words, .bytes = d.bytes};
+    if (samples) samples->add(name, document, d.text, rolled);
+    scored.push_back({.task = name, .document = document, .seed = settings_.seeds.front(), .what = rolled});
+    done(name);
+  });
+}
+
+bool Evaluation::run(const Reader& reader, SampleFile* samples, const std::function<void(const std::string&)>& done,
+                     std::vector<Scored>& scored) const {
+  // What no other seed changes stands for every seed.
+  const auto repeat = [&](std::size_t from, std::size_t seeds) {
+    const std::size_t end = scored.size();
+    for (std::size_t s = seeds; s < settings_.seeds.size(); ++s)
+      for (std::size_t i = from; i < end; ++i) {
+        scored.push_back(scored[i]);
+        scored.back().seed = settings_.seeds[s];
+      }
+  };
+  for (const LoadedTask& task : choices_) {
+    const std::size_t from = scored.size();
+    const std::vector<std::int64_t> seeds = seeds_of(task.task);
+    for (const std::int64_t seed : seeds)
+      if (!run_task(reader, task, seed, samples, done, scored)) return false;
+    repeat(from, seeds.size());
+  }
+  for (const Texts& texts : texts_) {
+    const std::size_t from = scored.size();
+    if (!run_texts(reader, texts, samples, done, scored)) return false;
+    repeat(from, 1);
+  }
+  return true;
+}
+
+}  // namespace bhyt
