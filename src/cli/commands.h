@@ -11,6 +11,7 @@ using Args = std::vector<std::string>;  // without "bhyt NAME"
 int cmd_pretrain(const Args& args);
 int cmd_generate(const Args& args);
 int cmd_chat(const Args& args);
+int cmd_perplexity(const Args& args);
 int cmd_forward(const Args& args);
 int cmd_bench(const Args& args);
 int cmd_tokenizer(const Args& args);
