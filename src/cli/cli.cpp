@@ -31,6 +31,7 @@ constexpr Command kCommands[] = {
     {"generate", "continue a prompt with a checkpoint", cmd_generate},
     {"chat", "talk to a model in the terminal", cmd_chat},
     {"eval", "benchmark tasks, document by document as lm-evaluation-harness gives them", cmd_eval},
+    {"perplexity", "how well a checkpoint predicts texts, token by token", cmd_perplexity},
     {"forward", "logits, loss and gradients of a checkpoint, for comparing implementations", cmd_forward},
     {"bench", "speed, each with the fraction of the machine's limit", cmd_bench},
     {"tokenizer", "train a tokenizer; encode, decode, say what one holds", cmd_tokenizer},

@@ -195,7 +195,7 @@ std::vector<InputFile> find_inputs(const std::vector<std::string>& paths) {
       continue;
     }
     std::vector<InputFile> inside = files_inside(p);
-    check(!inside.empty(), "nothing to pack in {}: expected {} (token files are named one by one, or by a pattern)", p, kReadable);
+    check(!inside.empty(), "nothing to read in {}: expected {} (token files are named one by one, or by a pattern)", p, kReadable);
     std::sort(inside.begin(), inside.end(), [](const InputFile& a, const InputFile& b) { return a.path < b.path; });
     std::move(inside.begin(), inside.end(), std::back_inserter(files));
   }

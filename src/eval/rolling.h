@@ -1,5 +1,5 @@
-// Rolling perplexity, as lm-evaluation-harness has it for wikitext and c4: every token of a document is scored, and the perplexity is that
-// of the words and bytes of the page as it was before detokenizing.
+// Rolling perplexity, as lm-evaluation-harness has it for wikitext and c4: every token of a document is scored, BOS too
+// where there is one, behind the token that starts texts.
 #pragma once
 
 #include <cstdint>
@@ -8,15 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "eval/encode.h"
 #include "eval/score.h"
 #include "text/tokenizer.h"
 
 namespace bhyt {
-
-struct RollingOptions {
-  std::int64_t length = 0;  // tokens that the model reads at most
-  bool bos = true;          // what the tokenizer's post-processor adds is part of the text, and scored
-};
 
 struct RollingDocument {
   std::string text;          // detokenized: what is scored
@@ -26,20 +22,9 @@ struct RollingDocument {
   std::int64_t bytes = 0;    // of the page
 };
 
-// Of all documents together.
-struct RollingTotals {
-  double loglikelihood = 0;
-  std::int64_t words = 0, bytes = 0;
-
-  void add(const RollingDocument& document);
-  double word_perplexity() const;
-  double byte_perplexity() const;
-  double bits_per_byte() const;
-};
-
 // Scores pages in order and says so in order: done(number of the page, its document). False when the engine was interrupted before the
 // last one. UsageError for a tokenizer without a token that may stand before a text (BOS or EOS).
-bool score_rolling(Engine& engine, const Tokenizer& tokenizer, std::span<const std::string> pages, const RollingOptions& options,
+bool score_rolling(Engine& engine, const Tokenizer& tokenizer, std::span<const std::string> pages, const Reading& reading,
                    const std::function<void(std::size_t, const RollingDocument&)>& done);
 
 }  // namespace bhyt

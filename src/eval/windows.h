@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <span>
 #include <vector>
@@ -29,21 +30,35 @@ std::vector<Window> rolling_windows(std::int64_t tokens, std::int64_t length);
 
 Passage passage_of(std::span<const TokenId> ids, const Window& window);
 
-// Passages are gathered until they are worth computing together, so that memory does not grow with the text.
-class PassageBatch {
+// Scores texts by their windows, in order. Windows are gathered until they are worth computing together, so that memory does not grow with
+// the number of texts.
+class WindowScorer {
  public:
-  using Done = std::function<void(const EndingScore&)>;  // of a passage's one ending; called in the order of add
-  explicit PassageBatch(Engine& engine) : engine_(engine) {}
+  using Done = std::function<void(const EndingScore&)>;                 // of a text: its windows together
+  using Step = std::function<void(const Window&, const EndingScore&)>;  // of each window
+  explicit WindowScorer(Engine& engine, std::int64_t batch_tokens = kBatchTokens) : engine_(engine), batch_tokens_(batch_tokens) {}
 
   // Both: false when the engine was interrupted; what was not scored by then never is.
-  bool add(Passage passage, Done done);
+  bool add(std::span<const TokenId> ids, const std::vector<Window>& windows, Done done, Step step = {});
   bool finish();
 
  private:
+  static constexpr std::int64_t kBatchTokens = 1 << 20;  // little memory, and far more than is computed at a time
+  struct Text {
+    std::vector<Window> windows;
+    Done done;
+    Step step;
+    std::size_t scored = 0;  // of the windows
+    EndingScore sums = {};
+  };
+  void take(const EndingScore& score);
+  void tell_finished();
+
   Engine& engine_;
+  std::deque<Text> texts_;  // that are not done, the oldest first
+  std::int64_t batch_tokens_;
   std::vector<Passage> passages_;
-  std::vector<Done> done_;
-  std::size_t tokens_ = 0;
+  std::int64_t tokens_ = 0;  // of the passages
 };
 
 }  // namespace bhyt

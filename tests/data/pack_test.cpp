@@ -270,7 +270,7 @@ TEST(Pack, WrongInputs) {
   EXPECT_HAS(said(dir / "a.pdf"), "expected .jsonl");
   EXPECT_HAS(said(dir / "missing.jsonl"), "No such file");
   EXPECT_HAS(said(dir / "*.csv"), "no file matches");
-  EXPECT_HAS(said(dir / "none"), "nothing to pack in");
+  EXPECT_HAS(said(dir / "none"), "nothing to read in");
   EXPECT_HAS(said(dir / "e.jsonl"), "no document has any text");
   EXPECT_FALSE(fs::exists(dir / "x.tok"));
   write_file(dir / "b.jsonl", jsonl({"x"}));

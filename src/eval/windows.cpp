@@ -1,0 +1,65 @@
+#include "eval/windows.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace bhyt {
+
+std::vector<Window> sliding_windows(std::int64_t tokens, std::int64_t window, std::int64_t stride) {
+  std::vector<Window> all;
+  for (std::int64_t begin = 0, scored = 0; scored < tokens; begin += stride) {
+    const Window w{.begin = begin, .first = std::max(scored, begin + 1), .end = std::min(begin + window, tokens)};
+    if (w.scored() > 0) all.push_back(w);
+    scored = w.end;
+  }
+  return all;
+}
+
+std::vector<Window> rolling_windows(std::int64_t tokens, std::int64_t length) {
+  std::vector<Window> all;
+  for (std::int64_t first = 1; first < tokens; first = all.back().end) {
+    const std::int64_t end = std::min(first + length, tokens);
+    all.push_back({.begin = first == 1 ? 0 : end - 1 - length, .first = first, .end = end});
+  }
+  return all;
+}
+
+Passage passage_of(std::span<const TokenId> ids, const Window& w) {
+  const auto at = [&](std::int64_t i) { return ids.begin() + i; };
+  return {.context = {at(w.begin), at(w.first)}, .endings = {{at(w.first), at(w.end)}}};
+}
+
+bool WindowScorer::add(std::span<const TokenId> ids, const std::vector<Window>& windows, Done done, Step step) {
+  texts_.push_back({.windows = windows, .done = std::move(done), .step = std::move(step)});
+  tell_finished();  // a text without windows is done when those before it are
+  for (const Window& window : windows) {
+    passages_.push_back(passage_of(ids, window));
+    tokens_ += window.end - window.begin;
+    if (tokens_ >= batch_tokens_ && !finish()) return false;
+  }
+  return true;
+}
+
+bool WindowScorer::finish() {
+  const std::vector<Passage> passages = std::exchange(passages_, {});
+  tokens_ = 0;
+  return passages.empty() ||
+         score_passages(engine_, passages, [&](std::size_t, std::span<const EndingScore> scores) { take(scores.front()); });
+}
+
+void WindowScorer::take(const EndingScore& score) {
+  Text& text = texts_.front();
+  text.sums.sum += score.sum;
+  text.sums.squares += score.squares;
+  text.sums.greedy &= score.greedy;
+  if (text.step) text.step(text.windows[text.scored], score);
+  ++text.scored;
+  tell_finished();
+}
+
+void WindowScorer::tell_finished() {
+  for (; !texts_.empty() && texts_.front().scored == texts_.front().windows.size(); texts_.pop_front())
+    texts_.front().done(texts_.front().sums);
+}
+
+}  // namespace bhyt
