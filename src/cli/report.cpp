@@ -9,6 +9,7 @@
 #include "cli/cli.h"
 #include "cli/commands.h"
 #include "data/files.h"
+#include "report/html.h"
 #include "report/page.h"
 #include "report/verdict.h"
 

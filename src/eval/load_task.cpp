@@ -1,11 +1,10 @@
-// Reading what a task asks about.
-#include <algorithm>
+#include "eval/load_task.h"
+
 #include <map>
 #include <numeric>
 
 #include "core/check.h"
 #include "core/log.h"
-#include "eval/render.h"
 
 namespace bhyt {
 

@@ -14,19 +14,19 @@ namespace bhyt {
 
 // How a task is called and shown.
 struct TaskEntry {
-  std::string name;            // "arc_easy", "mmlu_anatomy"
-  std::string alias;           // "arc_easy", "anatomy"
-  std::string version;         // as the harness prints it: "1", "Yaml"
-  std::string group;           // that it belongs to: "mmlu_stem"; "" where it stands by itself
-  std::int64_t shots = 0;      // examples in its prompts
-  std::int64_t documents = 0;  // that the data set has, whatever --limit says
+  std::string name;               // "arc_easy", "mmlu_anatomy"
+  std::string alias;              // "arc_easy", "anatomy"
+  std::optional<double> version;  // of the harness's description; where it has none, it is shown as "Yaml"
+  std::string group;              // that it belongs to: "mmlu_stem"; "" where it stands by itself
+  std::int64_t shots = 0;         // examples in its prompts
+  std::int64_t documents = 0;     // that the data set has, whatever --limit says
 };
 
 struct GroupEntry {
-  std::string name;     // "mmlu", "mmlu_stem"
-  std::string alias;    // "mmlu", "stem"
-  std::string version;  // "2"
-  std::string group;    // that it belongs to: "mmlu"; "" at the top
+  std::string name;               // "mmlu", "mmlu_stem"
+  std::string alias;              // "mmlu", "stem"
+  std::optional<double> version;  // 2
+  std::string group;              // that it belongs to: "mmlu"; "" at the top
 };
 
 struct Catalog {
@@ -45,7 +45,7 @@ struct Metric {
 
 struct ResultRow {
   std::string name, alias;  // the alias with its indentation in the table of tasks: "  - anatomy"
-  std::string version;
+  std::optional<double> version;
   bool group = false;
   std::optional<std::int64_t> shots;  // a group has none
   std::vector<Metric> metrics;        // by name
@@ -61,9 +61,10 @@ struct Results {
   const ResultRow& row(const std::string& name) const;
 };
 
-// Of documents of one seed. A task of the catalog without documents is left out; a document of no task of the catalog is an Error.
+// Of documents that were asked with one seed. Tasks of the catalog without documents are left out; a document of another task is an Error.
 Results collect(const Catalog& catalog, std::span<const Scored> documents);
-Results collect(const Catalog& catalog, std::span<const Scored> documents, std::int64_t seed);  // those of this seed only
+Results collect(const Catalog& catalog, std::span<const Scored> documents,
+                std::int64_t seed);  // those of this seed
 
 nlohmann::ordered_json to_json(const Results& results);  // results, groups, n-samples, n-shot, higher_is_better, versions
 std::string to_table(const Results& results);            // as the harness prints it, which is Markdown, too

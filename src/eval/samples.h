@@ -15,25 +15,46 @@ namespace bhyt {
 
 class SampleFile {
  public:
-  // Starts `file`, or continues it where it is there: its settings (any object: model, tasks, seeds, …) must then be the same, field by
+  // Starts `file`, or continues it where it is there: its settings (an object: model, tasks, seeds, …) must then be the same, field by
   // field. `documents`: how many lines it has in the end. Seeds are written into the lines where `with_seeds`. `force` starts it anew.
-  SampleFile(fs::path file, nlohmann::ordered_json settings, std::int64_t documents, bool with_seeds, bool force);
+  SampleFile(const fs::path& file, const nlohmann::ordered_json& settings, std::int64_t documents, bool with_seeds, bool force);
 
   // Documents are asked for in the order they are written in. What the file says of the next one, after checking that it is the one that is
-  // asked for, with the same prompt; nothing once all that it held was given out: then they are scored, and added in the same order.
+  // asked for, with the same prompt; nothing once all that it held was given out: the others are scored, and added in the same order.
   std::optional<Scored> next(const Question& question, std::int64_t seed);
   std::optional<Scored> next(const std::string& task, std::int64_t document, const std::string& text);
   std::optional<Likelihood> next_request();
 
   void add(const Question& question, const Graded& graded, std::int64_t seed);
   void add(const std::string& task, std::int64_t document, const std::string& text, const Rolled& rolled);
-  void add(const Likelihood& request);
+  void add_request(const Likelihood& likelihood);
 
-  std::int64_t held() const;  // lines it had when it was opened
-  bool finished() const;      // all its documents are there
+  std::int64_t held() const { return static_cast<std::int64_t>(held_.size()); }  // lines it had when it was opened
+  bool finished() const { return held() + added_ == documents_; }
+
+ private:
+  struct Line {
+    std::uint64_t prompt = 0;  // a hash of all that was put to the model
+    std::optional<std::int64_t> seed;
+    Scored scored;  // of a request its only choice
+  };
+  static Line read_line(const std::string& text);
+
+  void start(const nlohmann::ordered_json& settings);
+  void read_held();
+  const Line* take(const std::string& task, std::int64_t document, std::uint64_t prompt, std::optional<std::int64_t> seed);
+  void append(const nlohmann::ordered_json& line);
+
+  fs::path file_;
+  std::int64_t documents_;
+  bool with_seeds_;
+  std::vector<Line> held_;
+  std::size_t given_ = 0;
+  std::int64_t added_ = 0;
+  AppendFile out_;
 };
 
-// FILE of each of several models: out.jsonl → out.NAME.jsonl.
+// FILE of one of several models: out.jsonl → out.NAME.jsonl.
 fs::path samples_of_model(const fs::path& file, const std::string& model);
 
 }  // namespace bhyt

@@ -19,7 +19,7 @@ struct Rolled {
 struct Scored {
   std::string task;           // "arc_easy", "mmlu_anatomy"
   std::int64_t document = 0;  // its row among those that are evaluated, from 0
-  std::int64_t seed = 0;      // of the few-shot examples
+  std::int64_t seed = 0;      // of the few-shot examples; what it does not change stands there once for each
   std::variant<Graded, Rolled> what;
 };
 

@@ -30,9 +30,14 @@ struct Summary {
   std::vector<SummaryRow> rows;
 };
 
+struct SeedResults {
+  std::int64_t seed = 0;
+  Results results;
+};
+
 struct ModelResults {
   std::string model;
-  std::vector<Results> seeds;  // one for each seed
+  std::vector<SeedResults> seeds;
 };
 
 // `tasks` in the order of the columns; those that give texts their perplexities have no place here.

@@ -5,9 +5,6 @@ namespace bhyt {
 
 namespace {
 
-const std::vector<Template> kLetters4 = {"A", "B", "C", "D"};
-const std::vector<Template> kLetters5 = {"A", "B", "C", "D", "E"};
-
 Prompt arc_prompt() {
   return {.text = {"Question: {question}\nAnswer:"}, .choices = {"{choices.text}"}, .gold = "{answerKey}", .labels = {"{choices.label}"}};
 }
@@ -34,6 +31,7 @@ std::vector<SubjectGroup> mmlu_groups() {
 }
 
 std::vector<Task> make_table() {
+  const std::vector<Template> letters = {"A", "B", "C", "D", "E"};
   return {
       {.name = "arc_challenge",
        .source = "allenai/ai2_arc (ARC-Challenge)",
@@ -63,9 +61,9 @@ std::vector<Task> make_table() {
        .example_split = "train",
        .prompts = {{.text = {"Question: {question|strip}\nA. {choices.text.0}\nB. {choices.text.1}\nC. {choices.text.2}\n"
                              "D. {choices.text.3}\nE. {choices.text.4}\nAnswer:"},
-                    .choices = kLetters5,
+                    .choices = letters,
                     .gold = "{answerKey}",
-                    .labels = kLetters5}},
+                    .labels = letters}},
        .extra_draws = 1},
       {.name = "hellaswag",
        .source = "Rowan/hellaswag",
@@ -87,7 +85,7 @@ std::vector<Task> make_table() {
        .example_split = "dev",
        .description = "The following are multiple choice questions (with answers) about {subject|spaces}.\n\n",
        .prompts = {{.text = {"{question|strip}\nA. {choices.0}\nB. {choices.1}\nC. {choices.2}\nD. {choices.3}\nAnswer:"},
-                    .choices = kLetters4,
+                    .choices = {"A", "B", "C", "D"},
                     .gold = "{answer}"}},
        .examples = Examples::first,
        .subject_column = "subject",

@@ -1,32 +1,21 @@
 #include "report/page.h"
 
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
-#include <ctime>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "core/error.h"
 #include "core/log.h"
-#include "data/files.h"
 #include "report/figure.h"
+#include "report/html.h"
 #include "report/verdict.h"
 
 namespace bhyt::report {
 
 namespace {
 
-// By these a page is known for one of ours.
-constexpr const char *kDoctype = "<!doctype html>", *kTitleEnd = " · bhyt report</title>";
-
-constexpr const char* kStyle =
-#include "report/style.inc"
-    ;
 constexpr const char* kScript =
 #include "report/script.inc"
     ;
@@ -36,11 +25,6 @@ std::string fixed(double v, int digits = 4) { return std::isfinite(v) ? fmt::for
 std::string swatch(std::size_t run) {
   return fmt::format(R"html(<svg class="swatch" viewBox="0 0 24 4" style="{}"><path d="M1 2h22"/></svg>)html",
                      look_of(static_cast<int>(run)));
-}
-
-// The name stands beside the text where the screen is too narrow for columns.
-std::string cell(const std::string& name, const std::string& text, const char* kind = "") {
-  return fmt::format("<td{} data-name=\"{}\">{}</td>", *kind ? fmt::format(R"( class="{}")", kind) : "", escape(name), escape(text));
 }
 
 std::string steps_of(const Run& r) {
@@ -197,12 +181,6 @@ std::string controls(const std::vector<Run>& runs, double window) {
       rules, legend, window > 0 ? fmt::format("mean over {:.0f} steps", window) : "off");
 }
 
-std::string section(const char* title, const std::string& lead, const char* grid, const std::string& body) {
-  if (body.empty()) return "";
-  return fmt::format("<section><h2>{}</h2>{}<div class=\"{}\">{}</div></section>\n", title,
-                     lead.empty() ? "" : fmt::format("<p>{}</p>", lead), grid, body);
-}
-
 // λ and α by layer: the section is named after what is there.
 std::string scalars_section(const std::vector<Run>& runs, const std::vector<Figure>& figures, double window) {
   std::size_t layers = 0;
@@ -242,13 +220,7 @@ std::string render_page(const std::vector<Run>& runs) {
   const double window = default_window(runs);
   const Verdict verdict = judge(runs);
   const std::string differences = runs.size() > 1 ? key_table(runs, &Run::config, true) : "";
-  std::string out = fmt::format(
-      "{4}\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
-      "content=\"width=device-width,initial-scale=1\">"
-      "<title>{0}{5}\n<style>{1}</style></head>\n<body><main>\n<header class=\"top\"><p class=\"kind\">Training "
-      "report</p><h1>{0}</h1>"
-      "<p class=\"verdict\">{2}</p>{3}</header>\n",
-      escape(title_of(runs)), kStyle, escape(verdict.text), notes(runs), kDoctype, kTitleEnd);
+  std::string out = page_start("Training report", title_of(runs), verdict.text, notes(runs));
   out += summary_table(runs, verdict.best);
   out += controls(runs, window);
   out += section("Loss", "", "loss", figures_of(figures, "loss", window));
@@ -261,26 +233,12 @@ std::string render_page(const std::vector<Run>& runs) {
       section("What differs", "Keys of resolved.yaml on which the runs do not agree, but for <code>run.dir</code>.", "wide", differences);
   out += section("Where it ran", "", "wide", key_table(runs, &Run::about, false));
   out += section("Configs", "", "wide", configs(runs));
-  out += fmt::format("<footer>Written {:%Y-%m-%d %H:%M} UTC by bhyt report.</footer></main>\n<div id=\"hover\" hidden></div>\n",
-                     fmt::gmtime(std::time(nullptr)));
+  out += page_footer("bhyt report") + "</main>\n<div id=\"hover\" hidden></div>\n";
   out += fmt::format("<script type=\"application/json\" id=\"data\">{}</script>\n<script>{}</script></body></html>\n",
                      page_data(runs, figures, window), kScript);
   return out;
 }
 
-bool is_page(const std::string& path) {
-  std::string start(1 << 16, '\0');  // the names of up to four runs stand in the title
-  std::ifstream in(path, std::ios::binary);
-  in.read(start.data(), static_cast<std::streamsize>(start.size()));
-  start.resize(static_cast<std::size_t>(in.gcount()));
-  return start.starts_with(kDoctype) && start.find(kTitleEnd) != std::string::npos;
-}
-
-void write_page(const std::vector<Run>& runs, const std::string& path) {
-  const std::string page = render_page(runs);
-  OutputFile out(path);
-  out.write(page.data(), page.size());
-  out.commit();
-}
+void write_page(const std::vector<Run>& runs, const std::string& path) { write_html(render_page(runs), path); }
 
 }  // namespace bhyt::report

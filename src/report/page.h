@@ -8,7 +8,6 @@
 
 namespace bhyt::report {
 
-bool is_page(const std::string& path);  // whether a file is a page that write_page wrote
 std::string render_page(const std::vector<Run>& runs);
 void write_page(const std::vector<Run>& runs, const std::string& path);  // beside it first, then renamed: never half a file
 

@@ -1,6 +1,6 @@
 // bhyt generate with text: every flag, where it stops, and what a long prompt gives, on a model that knows one sentence by heart.
+#include <fcntl.h>
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,13 +14,12 @@
 #include <sstream>
 
 #include "model/safetensors.h"
-#include "tests/cli/program.h"
+#include "tests/cli/process.h"
 
 namespace bhyt::test {
 namespace {
 
 using Json = nlohmann::json;
-using Words = std::vector<std::string>;
 
 constexpr const char* kSentence = "mary had a little lamb";
 constexpr int kEndOfText = 256;  // of the byte tokenizer
@@ -435,30 +434,14 @@ TEST_F(GenerateText, DamagedWeightsFailOnlyThoseWhoMeetThem) {
 
 // Ctrl-C while an answer that would go on for long is being shown: it ends with what there is.
 TEST_F(GenerateText, CtrlCEndsWithWhatThereIs) {
-  int ends[2];
-  ASSERT_EQ(pipe(ends), 0);
-  const std::string model = checkpoint();
-  const pid_t child = fork();
-  if (child == 0) {
-    dup2(ends[1], STDOUT_FILENO);
-    close(ends[0]);
-    execl(BHYT_PROGRAM, "bhyt", "generate", "--model", model.c_str(), "--prompt", "mary", "--ignore-eos", "--max-tokens", "100K",
-          "device=cpu", "threads=1", nullptr);
-    _exit(127);
-  }
-  close(ends[1]);
-  std::string out(4, '\0');
-  ASSERT_EQ(read(ends[0], out.data(), 4), 4);  // it has begun
-  ASSERT_EQ(kill(child, SIGINT), 0);
-  char more[4096];
-  for (ssize_t n = 0; (n = read(ends[0], more, sizeof more)) > 0;) out.append(more, static_cast<std::size_t>(n));
-  close(ends[0]);
-  int status = 0;
-  waitpid(child, &status, 0);
-  ASSERT_TRUE(WIFEXITED(status));
-  EXPECT_EQ(WEXITSTATUS(status), 128 + SIGINT);
-  EXPECT_EQ(out.substr(0, 4), " had");
-  EXPECT_EQ(out.back(), '\n');
+  Process process(
+      {"generate", "--model", checkpoint(), "--prompt", "mary", "--ignore-eos", "--max-tokens", "100K", "device=cpu", "threads=1"},
+      [] { dup2(open("/dev/null", O_WRONLY), STDERR_FILENO); });  // the answer alone
+  ASSERT_TRUE(process.read_until(" had")) << process.messages();
+  process.send(SIGINT);
+  EXPECT_EQ(process.wait(), 128 + SIGINT);
+  EXPECT_TRUE(process.messages().starts_with(" had")) << process.messages();
+  EXPECT_EQ(process.messages().back(), '\n');
 }
 
 }  // namespace
