@@ -138,6 +138,7 @@ bool Evaluation::run_texts(const Reader& reader, const Texts& texts, SampleFile*
   for (; samples && first < std::ssize(texts.read.texts); ++first) {
     std::optional<Scored> known = samples->next(name, first, detokenize(texts.read.texts[static_cast<std::size_t>(first)]));
     if (!known) break;
+    known->seed = settings_.seeds.front();
     scored.push_back(std::move(*known));
     done(name);
   }

@@ -14,8 +14,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 TEST(Shell, HelpListsOnlyCommandsThatAnswer) {
   const Outcome help = bhyt({"--help"});
   ASSERT_EQ(help.code, 0);

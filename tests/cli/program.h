@@ -40,6 +40,8 @@ inline std::string read_text(const fs::path& file) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
+inline bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
 inline std::string quoted(const std::string& word) {
   std::string q = "'";
   for (char c : word) q += c == '\'' ? std::string("'\\''") : std::string(1, c);

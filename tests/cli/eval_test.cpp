@@ -1,0 +1,247 @@
+// bhyt eval from the outside: what it prints and writes, how it goes on, several models and seeds, and what it refuses.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "tests/cli/training.h"
+
+namespace bhyt::test {
+namespace {
+
+// Two small models of bytes, and tasks with a few documents.
+class Eval : public ::testing::Test {
+ public:
+  static void SetUpTestSuite() {
+    place_ = new Place;
+    write_tasks();
+    for (const char* method : {"rmsnorm", "bhyt"}) {
+      const Outcome trained =
+          bhyt(place_->run(method, {"train.steps=30", "train.save_every=0", "train.eval_every=0", "model.max_positions=256",
+                                    std::string("norm.method=") + method, "device=cpu", "--quiet"}));
+      ASSERT_EQ(trained.code, 0) << trained.err;
+    }
+  }
+  static void TearDownTestSuite() {
+    delete place_;
+    place_ = nullptr;
+  }
+
+ protected:
+  static std::string at(const std::string& name) { return (place_->path / name).string(); }
+  static Outcome run(const Words& more, const std::string& model = at("rmsnorm")) {
+    return bhyt(Words{"eval", "--model", model, "--data", at("tasks"), "device=cpu", "threads=1"} + more);
+  }
+  static Json json(const Words& more, const std::string& model = at("rmsnorm")) {
+    const Outcome o = run(Words{"--json"} + more, model);
+    EXPECT_EQ(o.code, 0) << o.err;
+    return Json::parse(o.out, nullptr, false);
+  }
+  static std::vector<Json> lines(const std::string& file) {
+    std::vector<Json> all;
+    std::ifstream in(at(file));
+    for (std::string line; std::getline(in, line);) all.push_back(Json::parse(line));
+    return all;
+  }
+  static void write_lines(const std::string& file, const std::vector<Json>& rows) {
+    fs::create_directories(fs::path(at(file)).parent_path());
+    std::ofstream out(at(file));
+    for (const Json& row : rows) out << row.dump() << "\n";
+  }
+
+  static Place* place_;
+
+ private:
+  static void write_tasks() {
+    std::vector<Json> train, test, piqa;
+    for (int i = 0; i < 9; ++i)
+      (i < 5 ? train : test)
+          .push_back({{"question", "How many sheep are " + std::to_string(i) + " sheep?"},
+                      {"choices", {{"text", {"one", "two sheep", "many"}}, {"label", {"A", "B", "C"}}}},
+                      {"answerKey", i % 2 ? "A" : "C"}});
+    for (int i = 0; i < 7; ++i)
+      piqa.push_back({{"goal", "jump " + std::to_string(i)}, {"sol1", "over fences"}, {"sol2", "under"}, {"label", i % 2}});
+    write_lines("tasks/arc_easy/train.jsonl", train);
+    write_lines("tasks/arc_easy/test.jsonl", test);
+    write_lines("tasks/piqa/train.jsonl", piqa);
+    write_lines("tasks/piqa/validation.jsonl", {piqa[5], piqa[6]});
+    write_lines("tasks/wikitext/test.jsonl", {{{"page", "3 sheep jump , over 4 fences"}}, {{"page", "one after the other . "}}});
+  }
+};
+Place* Eval::place_ = nullptr;
+
+TEST_F(Eval, PrintsAndWritesWhatTheHarnessDoes) {
+  const Json j = json({"--tasks", "arc_easy,wikitext", "--shots", "2", "--seed", "7", "--samples", at("a.jsonl")});
+  const Json& r = j.at("results").at("arc_easy");
+  EXPECT_EQ(r.at("alias"), "arc_easy");
+  EXPECT_EQ(j.at("n-samples").at("arc_easy"), (Json{{"original", 4}, {"effective", 4}}));
+  double acc = 0, acc_norm = 0;
+  const auto samples = lines("a.jsonl");
+  ASSERT_EQ(samples.size(), 6u);
+  for (std::size_t i = 0; i < 4; ++i) {
+    const Json& s = samples[i];
+    EXPECT_EQ(s.at("task"), "arc_easy");
+    EXPECT_EQ(s.at("doc_id"), i);
+    EXPECT_EQ(s.at("fewshot").size(), 2u);
+    EXPECT_EQ(s.at("requests").size(), 3u);
+    std::vector<double> sums, per_character;
+    for (const Json& q : s.at("requests")) {
+      sums.push_back(q.at("loglikelihood"));
+      EXPECT_EQ(q.at("tokens"), q.at("continuation").get<std::string>().size());
+      per_character.push_back(sums.back() / static_cast<double>(q.at("continuation").get<std::string>().size() - 1));
+    }
+    const auto right = [&](const std::vector<double>& x) {
+      return std::max_element(x.begin(), x.end()) - x.begin() == s.at("target") ? 1.0 : 0.0;
+    };
+    EXPECT_EQ(s.at("acc"), right(sums));
+    EXPECT_EQ(s.at("acc_norm"), right(per_character));
+    acc += right(sums) / 4, acc_norm += right(per_character) / 4;
+  }
+  EXPECT_DOUBLE_EQ(r.at("acc,none").get<double>(), acc);
+  EXPECT_DOUBLE_EQ(r.at("acc_norm,none").get<double>(), acc_norm);
+  EXPECT_EQ(samples[4].at("text"), "3 sheep jump, over 4 fences");
+  EXPECT_EQ(samples[4].at("words"), 7);
+  EXPECT_GT(j.at("results").at("wikitext").at("word_perplexity,none").get<double>(), 1);
+  EXPECT_TRUE(has(run({"--tasks", "arc_easy"}).out, "|arc_easy|      1|none  |     0|acc     |")) << run({"--tasks", "arc_easy"}).out;
+}
+
+// What a run that was stopped has written is not computed again, and the end is the same.
+TEST_F(Eval, GoesOnWhereItStopped) {
+  const Words words{"--tasks", "arc_easy,piqa,wikitext", "--shots", "1", "--seed", "1,2", "--samples", at("b.jsonl")};
+  const Json whole = json(words);
+  const auto all = lines("b.jsonl");
+  ASSERT_EQ(all.size(), 2u * 4 + 2 * 2 + 2);
+  std::string text = read_text(at("b.jsonl"));
+  for (const std::size_t kept : {std::size_t{0}, text.size() / 3, text.size() / 2 + 7, text.size() - 1}) {
+    write_text(at("b.jsonl"), text.substr(0, kept));
+    EXPECT_EQ(json(words), whole) << kept;
+    EXPECT_EQ(read_text(at("b.jsonl")), text) << kept;
+  }
+  Outcome o = run(words);
+  EXPECT_TRUE(has(o.err, "0 tokens computed")) << o.err;  // finished: no model is asked
+  o = run({"--tasks", "arc_easy,piqa,wikitext", "--shots", "2", "--seed", "1,2", "--samples", at("b.jsonl")});
+  EXPECT_NE(o.code, 0);
+  EXPECT_TRUE(has(o.err, "shots")) << o.err;
+  EXPECT_EQ(read_text(at("b.jsonl")), text);
+  o = bhyt(Words{"eval", "--model", at("bhyt"), "--data", at("tasks"), "device=cpu"} + words);
+  EXPECT_NE(o.code, 0) << o.err;
+  EXPECT_EQ(run({"--tasks", "piqa", "--samples", at("b.jsonl"), "--force"}).code, 0);
+  EXPECT_EQ(lines("b.jsonl").size(), 2u);
+}
+
+TEST_F(Eval, SeveralModelsAndSeeds) {
+  const Words words{"--model", at("bhyt"),  "--tasks",     "arc_easy,piqa", "--shots",    "1",      "--seed",
+                    "1,2,3",   "--samples", at("c.jsonl"), "--html",        at("c.html"), "--force"};
+  const Json j = json(words);
+  ASSERT_EQ(j.at("models").size(), 2u);
+  EXPECT_EQ(j.at("models")[1].at("model"), "bhyt");
+  EXPECT_EQ(j.at("models")[0].at("seeds").size(), 3u);
+  ASSERT_EQ(j.at("comparisons").size(), 1u);
+  EXPECT_EQ(lines("c.bhyt.jsonl").size(), 3u * (4 + 2));
+  const Outcome o = run(words);
+  EXPECT_TRUE(has(o.out, "|rmsnorm|")) << o.out;
+  EXPECT_TRUE(has(o.out, "Difference")) << o.out;
+  EXPECT_TRUE(has(read_text(at("c.html")), "<html")) << o.err;
+}
+
+TEST_F(Eval, ScoresRequests) {
+  write_lines("requests.jsonl", {{{"context", "3 sheep"}, {"continuation", " jump"}}, {{"context", "3 sheep "}, {"continuation", "jump"}}});
+  const Json j = json({"--requests", at("requests.jsonl"), "--samples", at("r.jsonl")});
+  const auto all = lines("r.jsonl");
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_EQ(all[0], all[1]);  // the space moves
+  EXPECT_EQ(all[0].at("tokens"), 5);
+  EXPECT_EQ(j.at("requests"), 2);
+  write_lines("requests.jsonl", {{{"context", "3 sheep"}}});
+  const Outcome o = run({"--requests", at("requests.jsonl")});
+  EXPECT_EQ(o.code, 1);
+  EXPECT_TRUE(has(o.err, "line 1, column continuation")) << o.err;
+}
+
+TEST_F(Eval, ADryRunShowsWhatWouldBeAsked) {
+  const Outcome o = run({"--tasks", "arc_easy,piqa", "--shots", "1", "--dry-run"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_TRUE(has(o.out, "How many sheep are 5 sheep?\nAnswer:")) << o.out;
+  EXPECT_TRUE(has(o.out, "contexts once")) << o.out;
+  EXPECT_EQ(bhyt({"eval", "--tasks", "piqa", "--data", at("tasks"), "--dry-run"}).code, 0);  // without a model, too
+}
+
+TEST_F(Eval, AYamlTaskEqualsTheBuiltInOne) {
+  write_text(
+      at("mine.yaml"),
+      "name: arc_easy\nsplit: test\ntext: \"Question: {question}\\nAnswer:\"\nchoices: \"{choices.text}\"\nlabels: \"{choices.label}\"\n"
+      "gold: \"{answerKey}\"\nacc_norm: true\n");
+  const Json mine = json({"--tasks", at("mine.yaml"), "--shots", "2", "--samples", at("mine.jsonl")});
+  const Json own = json({"--tasks", "arc_easy", "--shots", "2", "--samples", at("own.jsonl")});
+  EXPECT_EQ(lines("mine.jsonl"), lines("own.jsonl"));
+  EXPECT_EQ(mine.at("results"), own.at("results"));
+}
+
+TEST_F(Eval, WhatCannotBeIsSaid) {
+  const auto refused = [&](const Words& words, int code, const std::string& what) {
+    const Outcome o = run(words);
+    EXPECT_EQ(o.code, code) << what;
+    EXPECT_TRUE(has(o.err, what)) << o.err;
+    EXPECT_EQ(o.out, "");
+  };
+  refused({}, 2, "expected --tasks NAMES or --requests FILE");
+  refused({"--tasks", "arc_esy"}, 2, "arc_easy");
+  refused({"--tasks", "boolq"}, 2, "boolq/validation.jsonl");
+  refused({"--tasks", "arc_easy", "--shots", "6"}, 2, "6");
+  refused({"--tasks", "arc_easy", "--seed", "1,1"}, 2, "--seed has 1 twice");
+  refused({"--tasks", "arc_easy", "--chat"}, 2, "--template NAME");
+  refused({"--tasks", "arc_easy", "--template", "llama3"}, 2, "--template goes with --chat");
+  refused({"--tasks", "arc_easy", "--requests", "x"}, 2, "got both");
+  refused({"--tasks", "arc_easy", "--max-length", "3"}, 1, "tokens to score are more than the 3");
+  EXPECT_TRUE(has(bhyt({"eval", "--tasks", "arc_easy"}).err, "--model is required"));
+  EXPECT_TRUE(has(bhyt({"eval", "--model", at("rmsnorm"), "--tasks", "arc_easy"}).err, "--data"));
+  write_text(at("tasks/openbookqa/test.jsonl"), "");
+  fs::create_directories(at("tasks/openbookqa"));
+  write_text(
+      at("tasks/openbookqa/test.jsonl"),
+      "{\"question_stem\": \"a\", \"choices\": {\"text\": [\"b\", \"c\"], \"label\": [\"A\", \"B\"]}, \"answerKey\": \"A\"}\n{broken\n");
+  refused({"--tasks", "openbookqa"}, 1, "line 2");
+}
+
+// Weights that are no numbers give no result.
+TEST_F(Eval, NoNumbersAreNoScores) {
+  fs::copy(fs::path(at("rmsnorm/checkpoint-30")), at("nan"), fs::copy_options::recursive);
+  fs::remove(at("nan/manifest.json"));
+  std::string file = read_text(at("nan/model.safetensors"));
+  std::uint64_t header = 0;
+  std::memcpy(&header, file.data(), sizeof header);
+  const Json table = Json::parse(file.substr(8, header))["model.norm.weight"];
+  ASSERT_EQ(table["dtype"], "F32");
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::memcpy(file.data() + 8 + header + table["data_offsets"][0].get<std::size_t>(), &nan, sizeof nan);
+  write_text(at("nan/model.safetensors"), file);
+  const Outcome o = run({"--tasks", "arc_easy", "--samples", at("nan.jsonl")}, at("nan"));
+  EXPECT_EQ(o.code, 1) << o.err;
+  EXPECT_EQ(o.out, "");
+}
+
+// eval.tasks of a run: the numbers that bhyt eval gives for the checkpoint of that step.
+TEST_F(Eval, TasksWhileAModelIsTrained) {
+  const Words tasks{
+      "eval.tasks=arc_easy,wikitext", "eval.data=" + at("tasks"), "eval.every=10", "eval.shots=1", "eval.seed=5", "train.steps=20",
+      "train.save_every=10",          "model.max_positions=256",  "device=cpu",    "--quiet"};
+  const Outcome trained = bhyt(place_->run("watched", tasks));
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  int found = 0;
+  for (const Json& line : lines("watched/metrics.jsonl")) {
+    if (!line.contains("tasks")) continue;
+    ++found;
+    const Json j = json({"--tasks", "arc_easy,wikitext", "--shots", "1", "--seed", "5"},
+                        at(fmt::format("watched/checkpoint-{}", line.at("step").get<int>())));
+    EXPECT_EQ(line.at("tasks").at("arc_easy").at("acc"), j.at("results").at("arc_easy").at("acc,none"));
+    EXPECT_NEAR(line.at("tasks").at("wikitext").at("bits_per_byte").get<double>(),
+                j.at("results").at("wikitext").at("bits_per_byte,none").get<double>(), 1e-5);  // there γ is folded
+  }
+  EXPECT_EQ(found, 2);
+  EXPECT_EQ(bhyt(place_->run("refused", {"eval.tasks=arc_esy", "eval.data=" + at("tasks")})).code, 2);
+  EXPECT_FALSE(fs::exists(at("refused")));
+}
+
+}  // namespace
+}  // namespace bhyt::test
