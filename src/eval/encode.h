@@ -17,7 +17,8 @@ struct Reading {
 
 // The continuations of a question as the endings of one passage or several, in order: where contexts differ, or lose different beginnings,
 // a new passage begins. White space at the end of a context belongs to the continuation; a continuation's tokens are those that the whole
-// has beyond as many as the context alone. Error for a continuation without tokens of its own, and for one that is longer than a model reads.
+// has beyond as many as the context alone. Error for a continuation without tokens of its own, and for one that is longer than a model
+// reads.
 std::vector<Passage> passages_of(const Tokenizer& tokenizer, const Question& question, const Reading& reading);
 
 }  // namespace bhyt

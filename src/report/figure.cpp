@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <set>
 
 #include "core/log.h"
 #include "report/figure_parts.h"
@@ -193,6 +194,27 @@ Figure gradient_figure(const std::vector<Run>& runs, double end) {
   return f;
 }
 
+// One for each benchmark task that a run was asked on the way.
+void add_task_figures(const std::vector<Run>& runs, double end, std::vector<Figure>& out) {
+  std::set<std::string> names;
+  for (const Run& r : runs)
+    for (const auto& [name, series] : r.tasks) names.insert(name);
+  int count = 0;
+  for (const std::string& name : names) {
+    const std::size_t space = name.find(' ');
+    Figure f{.id = fmt::format("task{}", count++),
+             .title = name.substr(0, space),
+             .unit = name.substr(space + 1),
+             .width = kThird,
+             .height = 250,
+             .section = "tasks"};
+    for (std::size_t i = 0; i < runs.size(); ++i)
+      if (const auto found = runs[i].tasks.find(name); found != runs[i].tasks.end())
+        f.lines.push_back({.run = static_cast<int>(i), .data = thin(found->second, 0, end, 330), .dots = true});
+    out.push_back(std::move(f));
+  }
+}
+
 // What the schedule rises to: a step that was logged may lie beside it.
 std::string peak_rate(const Run& r) {
   const std::string* text = r.value("train.lr");
@@ -222,6 +244,7 @@ std::vector<Figure> make_figures(const std::vector<Run>& runs) {
                                   const double m = median(r.tok_s.y);
                                   return std::isfinite(m) ? log::human_count(m) : "";
                                 }));
+  add_task_figures(runs, end, out);
   add_layer_figures(runs, out);
   for (std::size_t i = 0; i < runs.size(); ++i) add_scalar_figures(runs[i], static_cast<int>(i), end, out);
   fit(out, end, default_window(runs));

@@ -79,6 +79,7 @@ class Reader {
       run_.valid.add(step, number(line, "valid_loss"));
       run_.valid_tokens = number(line, "valid_tokens");
     }
+    if (const auto it = line.find("tasks"); it != line.end() && it->is_object()) tasks(*it, step);
     if (const auto it = line.find("layers"); it != line.end() && it->is_object()) layers(*it, step);
     if (line.contains("loss")) training(line, step);
     return true;
@@ -92,10 +93,25 @@ class Reader {
   // The step went back: the run was resumed from an earlier checkpoint, and what follows replaces what was there.
   void rewind(double step) {
     for (Series* s : {&run_.loss, &run_.valid, &run_.lr, &run_.grad_norm, &run_.tok_s, &run_.tokens, &run_.seconds}) s->rewind(step);
+    for (auto& [name, series] : run_.tasks) series.rewind(step);
     while (!run_.layers.empty() && run_.layers.back().step >= step) run_.layers.pop_back();
     while (!run_.skipped.empty() && run_.skipped.back() >= step) run_.skipped.pop_back();
     newest_ = {};
     time_ = kGap;
+  }
+
+  void tasks(const Json& all, double step) {
+    for (const auto& [name, values] : all.items()) {
+      if (!values.is_object()) continue;
+      // Of a group the whole: its members would be dozens of figures.
+      const std::size_t end = name.find('_');
+      if (end != std::string::npos && all.contains(name.substr(0, end))) continue;
+      for (const char* metric : {"acc_norm", "acc", "bits_per_byte"})
+        if (values.contains(metric)) {
+          run_.tasks[name + " " + metric].add(step, number(values, metric));
+          break;
+        }
+    }
   }
 
   void event(const Json& line, double step) {

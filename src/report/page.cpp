@@ -225,6 +225,8 @@ std::string render_page(const std::vector<Run>& runs) {
   out += controls(runs, window);
   out += section("Loss", "", "loss", figures_of(figures, "loss", window));
   out += section("Optimisation", "", "thirds", figures_of(figures, "optimisation", window));
+  out += section("Tasks", "Benchmark tasks between steps, as <code>bhyt eval</code> asks them.", "thirds",
+                 figures_of(figures, "tasks", window));
   out += section("Layers",
                  "The residual stream at the output of each block, at a run’s first and last record. Both panels of a row share one axis.",
                  "halves", figures_of(figures, "layers", window));

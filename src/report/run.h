@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -32,9 +33,11 @@ struct Run {
   Series loss, valid, lr, grad_norm, tok_s, tokens;
   double valid_tokens = std::numeric_limits<double>::quiet_NaN();  // that the last validation scored
   Series seconds;                                                  // spent in training steps so far: without evaluation, saving and pauses
-  std::vector<LayerRecord> layers;                                 // some of them when there are many, always the first and the last
-  std::vector<double> skipped;                                     // steps that were skipped
-  Entries config;                                                  // resolved.yaml, flattened to dotted keys
+  // Benchmark tasks, by "arc_easy acc_norm": accuracy per character where a task has it, else accuracy, of texts their bits per byte.
+  std::map<std::string, Series> tasks;
+  std::vector<LayerRecord> layers;  // some of them when there are many, always the first and the last
+  std::vector<double> skipped;      // steps that were skipped
+  Entries config;                   // resolved.yaml, flattened to dotted keys
   std::string config_text;
   Entries about;                   // version, commit, machine, device …
   std::optional<Standing> saved;   // of the newest checkpoint; its loss is the mean since the last line of metrics

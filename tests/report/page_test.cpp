@@ -66,6 +66,18 @@ TEST(Page, HasEveryRunAndFigure) {
   EXPECT_FALSE(contains(differences, "<th>run.dir"));
 }
 
+TEST(Page, TasksHaveFiguresOfTheirOwn) {
+  std::vector<report::Run> runs(2);
+  for (report::Run& r : runs) r.loss.add(1, 3), r.loss.add(2, 2);
+  runs[0].name = "a", runs[1].name = "b";
+  EXPECT_FALSE(contains(render_page(runs), "<h2>Tasks</h2>"));
+  runs[1].tasks["arc_easy acc_norm"].add(1, 0.25);
+  runs[1].tasks["arc_easy acc_norm"].add(2, 0.5);
+  const std::string page = render_page(runs);
+  EXPECT_TRUE(contains(page, "<h2>Tasks</h2>"));
+  EXPECT_TRUE(contains(page, "<h3>arc_easy</h3>"));
+}
+
 TEST(Page, NeedsNothingFromOutside) {
   const fake::Folder folder;
   const std::string page = render_page(three_runs(folder));

@@ -51,6 +51,21 @@ TEST(Metrics, TakesEveryKindOfLine) {
   EXPECT_TRUE(r.notes.empty());
 }
 
+TEST(Metrics, TasksByTheirMainMetricAndGroupsAsOne) {
+  const std::string at10 =
+      R"({"step":10,"tasks":{"arc_easy":{"acc":0.2,"acc_norm":0.3,"acc_norm_stderr":0.1},"mmlu":{"acc":0.25},"mmlu_anatomy":{"acc":0.1},"wikitext":{"bits_per_byte":2,"word_perplexity":50}}})"
+      "\n";
+  const std::string at20 = R"({"step":20,"tasks":{"arc_easy":{"acc":0.2,"acc_norm":0.4}}})"
+                           "\n";
+  const report::Run r = metrics_of(at10 + at20);
+  ASSERT_EQ(r.tasks.size(), 3u);
+  EXPECT_EQ(r.tasks.at("arc_easy acc_norm").x, (std::vector<double>{10, 20}));
+  EXPECT_EQ(r.tasks.at("arc_easy acc_norm").y, (std::vector<double>{0.3, 0.4}));
+  EXPECT_EQ(r.tasks.at("mmlu acc").y, (std::vector<double>{0.25}));
+  EXPECT_EQ(r.tasks.at("wikitext bits_per_byte").y, (std::vector<double>{2}));
+  EXPECT_EQ(metrics_of(at10 + at20 + at10).tasks.at("arc_easy acc_norm").x, (std::vector<double>{10}));  // resumed
+}
+
 TEST(Metrics, WhatIsNotFiniteBecomesAGap) {
   const report::Run r = metrics_of(
       "{\"step\":1,\"loss\":null,\"grad_norm\":1e300}\n"
