@@ -1,5 +1,6 @@
 // bhyt eval: benchmark tasks, as lm-evaluation-harness gives them.
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -27,7 +28,7 @@ using EvalJson = nlohmann::ordered_json;
 
 struct EvalFlags {
   std::vector<std::string> models, tasks;
-  std::string data, samples, requests, tokenizer, chat_template, html;
+  std::string task_list, seed_list, data, samples, requests, tokenizer, chat_template, html;
   std::int64_t shots = 0, limit = 0, max_length = 0;
   std::vector<std::int64_t> seeds;
   bool no_verify = false, no_bos = false, chat = false, json = false, dry_run = false, force = false;
@@ -41,15 +42,13 @@ void add_options(CLI::App& app, EvalFlags& f) {
   app.add_option("--model", f.models, "checkpoint folder or run directory; several are compared, document by document, with the first")
       ->expected(1)
       ->take_all();
-  app.add_option("--tasks", f.tasks,
+  app.add_option("--tasks", f.task_list,
                  "names, separated by commas: " + task_names() +
                      ", subjects and groups of mmlu (mmlu_anatomy, mmlu_stem), all,\npaper (its eight tasks with 3 shots and five seeds), "
-                     "or a YAML file with a task of your own")
-      ->delimiter(',');
+                     "or a YAML file with a task of your own");
   app.add_option("--data", f.data, "folder with the data sets: TASK/SPLIT.jsonl[.gz|.zst]");
   app.add_option("--shots", f.shots, "solved examples before each question")->capture_default_str()->check(between(0, 1000));
-  app.add_option("--seed", f.seeds, "of the draw of examples; several, separated by commas, give mean and spread (default: 1234)")
-      ->delimiter(',');
+  app.add_option("--seed", f.seed_list, "of the draw of examples; several, separated by commas, give mean and spread (default: 1234)");
   app.add_option("--limit", f.limit, "the first N documents of each task (of each subject) only")->transform(count())->check(between(1));
   app.add_option("--samples", f.samples,
                  "JSONL file with a line for each document; one that is there is continued if it was made the same way");
@@ -58,7 +57,7 @@ void add_options(CLI::App& app, EvalFlags& f) {
   app.add_flag("--no-bos", f.no_bos, "put nothing before a text (otherwise what the tokenizer adds)");
   app.add_option("--max-length", f.max_length, "tokens that the model reads at most (default: its config's max_position_embeddings)")
       ->transform(count())
-      ->check(between(1));
+      ->check(between(1, 1 << 30));
   app.add_flag("--chat", f.chat, "ask as a user in the tokenizer's chat template");
   app.add_option("--template", f.chat_template, "with --chat, the template where the tokenizer has none: " + chat_template_names());
   app.add_flag("--json", f.json, "print the results as JSON, in the harness's words");
@@ -70,8 +69,31 @@ void add_options(CLI::App& app, EvalFlags& f) {
   app.add_option("key=value", f.words, "device=auto|cpu|cuda[:N] (auto), dtype=fp32|bf16 (fp32), threads=N");
 }
 
+std::int64_t parse_seed(const std::string& text) {
+  std::int64_t seed = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
+  check_usage(error == std::errc() && end == text.data() + text.size(), "--seed: expected whole numbers, got {}", text);
+  return seed;
+}
+
+// What is written must not be what is read, nor twice the same.
+void check_files(const EvalFlags& f) {
+  std::error_code ignored;
+  const auto same = [&](const std::string& a, const std::string& b) {
+    if (a.empty() || b.empty()) return false;
+    return std::filesystem::weakly_canonical(a, ignored) == std::filesystem::weakly_canonical(b, ignored);
+  };
+  check_usage(!same(f.samples, f.requests), "--samples {} is the file of --requests: writing to it would destroy it", f.samples);
+  check_usage(!same(f.samples, f.html), "--samples and --html name the same file, {}", f.html);
+  if (f.html.empty()) return;
+  check_usage(f.force || !is_there(f.html), "--html {} already exists; --force replaces it", f.html);
+  check_output_folder(std::filesystem::absolute(f.html).parent_path().string());
+}
+
 // `paper` brings its own number of examples and seeds.
 void settle(EvalFlags& f, const CLI::App& app) {
+  f.tasks = split_names(f.task_list);
+  for (const std::string& seed : split_names(f.seed_list)) f.seeds.push_back(parse_seed(seed));
   const bool paper = std::find(f.tasks.begin(), f.tasks.end(), "paper") != f.tasks.end();
   if (paper && !app.count("--shots")) f.shots = kPaperShots;
   if (f.seeds.empty()) {
@@ -89,9 +111,13 @@ void settle(EvalFlags& f, const CLI::App& app) {
               f.tasks.empty() ? "" : ", and got both; see bhyt eval --help");
   check_usage(!f.models.empty() || f.dry_run, "--model is required: a checkpoint folder or a run directory");
   check_usage(f.chat || f.chat_template.empty(), "--template goes with --chat");
-  check_usage(f.requests.empty() || (!f.chat && !f.dry_run && f.html.empty() && f.models.size() == 1),
-              "--requests goes with one --model and without --chat, --dry-run and --html");
-  if (!f.html.empty()) check_output_file(f.html, f.force);
+  for (const char* flag : {"--chat", "--dry-run", "--html", "--limit", "--shots", "--seed", "--data"})
+    check_usage(f.requests.empty() || !app.count(flag), "{} does not go with --requests", flag);
+  for (const char* flag : {"--samples", "--json", "--html"})
+    check_usage(!f.dry_run || !app.count(flag), "{} does not go with --dry-run, which scores nothing", flag);
+  check_usage(f.requests.empty() || f.models.size() == 1, "--requests takes one --model");
+  check_usage(!f.chat || !f.models.empty(), "--chat takes its template from a model: --model is missing");
+  check_files(f);
 }
 
 // Changes when the weights of a checkpoint do.
@@ -142,12 +168,22 @@ class Subject {
   std::optional<ChatFormat> chat_;
 };
 
+// Of the files that say what is asked.
+std::string contents_of(const EvalFlags& f) {
+  Hash64 hash;
+  for (const std::string& task : f.tasks)
+    if (is_there(task)) hash.add(hash_file(task));
+  if (!f.requests.empty()) hash.add(hash_file(f.requests));
+  return fmt::format("{:016x}", hash.digest());
+}
+
 // What a file of samples was made with.
 EvalJson settings_of(const EvalFlags& f, const Subject& subject, const Placement& where) {
   return {{"model", subject.checkpoint().lexically_normal().string()},
           {"weights", identity_of(subject.checkpoint())},
           {"tokenizer", fmt::format("{:016x}", subject.tokenizer().fingerprint())},
           {"tasks", f.tasks},
+          {"task_files", contents_of(f)},
           {"requests", f.requests},
           {"shots", f.shots},
           {"seeds", f.seeds},
@@ -171,10 +207,17 @@ struct Running {
   Engine engine;
 };
 
-struct Outcome {
-  std::vector<ScoredModel> models;
-  bool whole = true;  // not interrupted
-};
+// The engine of a subject, made when there is something to score.
+std::function<Engine&()> engine_of(std::optional<Running>& running, const EvalFlags& f, const Subject& subject, const Placement& where) {
+  return [&]() -> Engine& {
+    if (running) return running->engine;
+    running.emplace(f, subject, where);
+    check_usage(running->engine.longest() > subject.reading().length,
+                "{} tokens are more than the memory for keys and values holds, {}: --max-length N lets the model read less",
+                subject.reading().length, running->engine.longest() - 1);
+    return running->engine;
+  };
+}
 
 // The last part of a model's path where that tells it from the others.
 std::string short_name(const EvalFlags& f, const std::string& model) {
@@ -193,35 +236,52 @@ std::string samples_file(const EvalFlags& f, const std::string& model) {
   return samples_of_model(f.samples, name).string();
 }
 
-// One model through all tasks. What --samples holds already needs no model: it is loaded when the first question is open.
-bool evaluate_model(const EvalFlags& f, const std::string& named, const Evaluation& evaluation, const Placement& where, Outcome& out) {
-  const Subject subject(f, named);
+// A model and the file of its samples, checked before any work.
+struct Candidate {
+  std::string name;
+  Subject subject;
+  std::string file;
   std::unique_ptr<SampleFile> samples;
-  if (!f.samples.empty())
-    samples = std::make_unique<SampleFile>(samples_file(f, named), settings_of(f, subject, where), evaluation.documents(),
-                                           f.seeds.size() > 1, f.force);
+};
+
+std::vector<std::unique_ptr<Candidate>> open_candidates(const EvalFlags& f, const Evaluation& evaluation, const Placement& where) {
+  std::vector<std::unique_ptr<Candidate>> all;
+  for (const std::string& model : f.models) {
+    all.push_back(std::make_unique<Candidate>(Candidate{short_name(f, model), Subject(f, model), "", nullptr}));
+    if (f.samples.empty()) continue;
+    all.back()->file = samples_file(f, model);
+    for (std::size_t i = 0; i + 1 < all.size(); ++i)
+      check_usage(all[i]->file != all.back()->file, "{} and {} would write their samples to the same file, {}", all[i]->name,
+                  all.back()->name, all.back()->file);
+  }
+  for (auto& c : all)
+    if (!c->file.empty())
+      c->samples =
+          std::make_unique<SampleFile>(c->file, settings_of(f, c->subject, where), evaluation.documents(), f.seeds.size() > 1, f.force);
+  return all;
+}
+
+// False when it was stopped.
+bool evaluate_model(const EvalFlags& f, const Candidate& c, const Evaluation& evaluation, const Placement& where,
+                    std::vector<ScoredModel>& out) {
   std::optional<Running> running;
-  const auto engine = [&]() -> Engine& {
-    if (!running) running.emplace(f, subject, where);
-    return running->engine;
-  };
-  log::Progress progress(short_name(f, named), static_cast<double>(evaluation.documents()), "documents");
+  log::Progress progress(c.name, static_cast<double>(evaluation.documents()), "documents");
   double count = 0;
-  ScoredModel result{.name = short_name(f, named), .documents = {}};
+  ScoredModel result{.name = c.name, .documents = {}};
+  const Reader reader{engine_of(running, f, c.subject, where), c.subject.tokenizer(), c.subject.reading(), c.subject.chat(), where.threads};
   const bool whole = evaluation.run(
-      {engine, subject.tokenizer(), subject.reading(), subject.chat()}, samples.get(),
-      [&](const std::string& task) { progress.update(++count, task); }, result.documents);
+      reader, c.samples.get(), [&](const std::string& task) { progress.update(++count, task); }, result.documents);
   if (!whole) return false;
-  const EngineCounters c = running ? running->engine.counters() : EngineCounters{};
-  progress.finish(fmt::format("{} tokens computed, {} shared", log::human_count(static_cast<double>(c.computed_tokens)),
-                              log::human_count(static_cast<double>(c.shared_tokens))));
-  out.models.push_back(std::move(result));
+  const EngineCounters n = running ? running->engine.counters() : EngineCounters{};
+  progress.finish(fmt::format("{} tokens computed, {} shared", log::human_count(static_cast<double>(n.computed_tokens)),
+                              log::human_count(static_cast<double>(n.shared_tokens))));
+  out.push_back(std::move(result));
   return true;
 }
 
 int stopped(const EvalFlags& f) {
   log::info("stopped{}", f.samples.empty() ? ": --samples FILE would let the next run go on from here"
-                                           : fmt::format("; the same command goes on from {}", f.samples));
+                                           : fmt::format("; the same command{} goes on from here", f.force ? " without --force" : ""));
   return 128 + StopSignals::received();
 }
 
@@ -234,11 +294,17 @@ int evaluate(const EvalFlags& f, const Placement& where) {
               subject ? subject->chat() : nullptr);
     return 0;
   }
+  const auto candidates = open_candidates(f, evaluation, where);
   const StopSignals signals("\n", StopSignals::Second::quits);
-  Outcome out;
-  for (const std::string& model : f.models)
-    if (!evaluate_model(f, model, evaluation, where, out)) return stopped(f);
-  print_results(evaluation, out.models, f.json, f.html);
+  std::vector<ScoredModel> models;
+  for (const auto& c : candidates) try {
+      if (!evaluate_model(f, *c, evaluation, where, models)) return stopped(f);
+    } catch (const UsageError&) {
+      throw;
+    } catch (const Error& e) {
+      throw Error(f.models.size() > 1 ? fmt::format("{}: {}", c->name, e.what()) : e.what());
+    }
+  print_results(evaluation, models, f.json, f.html);
   return 0;
 }
 
@@ -256,14 +322,14 @@ int score_requests(const EvalFlags& f, const Placement& where) {
   }
   const StopSignals signals("\n", StopSignals::Second::quits);
   std::optional<Running> running;
-  const auto engine = [&]() -> Engine& { return running.emplace(f, subject, where).engine; };
   log::Progress progress(f.requests, static_cast<double>(requests.size()), "requests");
-  const bool whole = score_questions({engine, subject.tokenizer(), subject.reading(), nullptr}, std::span(requests).subspan(all.size()),
-                                     [&](std::size_t, std::vector<Likelihood> likelihoods) {
-                                       all.push_back(likelihoods.front());
-                                       if (samples) samples->add_request(all.back());
-                                       progress.update(static_cast<double>(all.size()));
-                                     });
+  const bool whole =
+      score_questions({engine_of(running, f, subject, where), subject.tokenizer(), subject.reading(), nullptr, where.threads},
+                      std::span(requests).subspan(all.size()), [&](std::size_t, std::vector<Likelihood> likelihoods) {
+                        all.push_back(likelihoods.front());
+                        if (samples) samples->add_request(all.back());
+                        progress.update(static_cast<double>(all.size()));
+                      });
   if (!whole) return stopped(f);
   progress.finish();
   print_requests(all, f.json, !f.samples.empty());

@@ -7,9 +7,10 @@
 #include <numeric>
 #include <utility>
 
-#include "io/files.h"
+#include "eval/detokenize.h"
 #include "io/format.h"
 #include "report/evaluation.h"
+#include "report/html.h"
 
 namespace bhyt::cli {
 
@@ -45,7 +46,7 @@ void print_results(const Evaluation& evaluation, const std::vector<ScoredModel>&
     fmt::print("{}\n", to_json(findings).dump(2, ' ', false, OutputJson::error_handler_t::replace));
   else
     fmt::print("{}", to_table(findings));
-  if (!html.empty()) replace_synced(html, report::render_evaluation(to_full_json(findings)));
+  if (!html.empty()) report::write_html(report::render_evaluation(to_full_json(findings)), html);
 }
 
 namespace {
@@ -85,6 +86,12 @@ void show_plan(const Evaluation& evaluation, const Tokenizer* tokenizer, const R
     }
     add(loads.back().second, q, tokenizer, reading);
   });
+  for (const auto& [name, texts] : evaluation.texts()) {
+    loads.emplace_back(name, Load{.documents = std::ssize(texts), .requests = std::ssize(texts)});
+    for (const std::string& text : texts)
+      if (tokenizer) loads.back().second.sent += std::ssize(tokenizer->encode(detokenize(text)));
+    loads.back().second.once = loads.back().second.sent;
+  }
   Load all;
   fmt::print("{:40} {:>10} {:>10}{}\n", "task", "documents", "requests", tokenizer ? "        tokens  contexts once" : "");
   const auto line = [&](const std::string& name, const Load& l) {

@@ -124,7 +124,7 @@ void print(const PerplexityFlags& f, const Perplexity& r) {
   if (f.json) {
     PerplexityJson j{{"documents", r.documents}, {"tokens", r.tokens}};
     put_costs(j, c);
-    j.update({{"mode", f.mode}, {"window", f.what.window}, {"stride", f.what.stride}, {"bos", f.what.bos}});
+    j.update({{"mode", f.mode}, {"window", f.what.window}, {"stride", f.what.stride}, {"bos", f.what.bos && f.mode != "packed"}});
     fmt::print("{}\n", j.dump(2));
     return;
   }

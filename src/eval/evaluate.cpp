@@ -1,11 +1,14 @@
 #include "eval/evaluate.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <iterator>
 #include <optional>
 #include <utility>
 
+#include "core/error.h"
 #include "core/threads.h"
 #include "eval/detokenize.h"
 #include "eval/metrics.h"
@@ -27,14 +30,21 @@ std::optional<double> version_of(const std::string& text) {
 }  // namespace
 
 Evaluation::Evaluation(EvaluationSettings settings) : settings_(std::move(settings)) {
-  check_data(settings_.selection, settings_.data, settings_.shots);
+  check_data(settings_.selection, settings_.data, settings_.shots, settings_.data_setting);
   for (const ChosenTask& chosen : settings_.selection.tasks) {
     if (chosen.task.kind == TaskKind::multiple_choice) {
       choices_.push_back(load_task(chosen, settings_.data, settings_.shots));
+      (void)questions(choices_.back(), settings_.seeds.front(), nullptr);
     } else {
       texts_.push_back({chosen.task, read_texts(chosen.task, settings_.data, settings_.limit)});
     }
   }
+}
+
+std::vector<std::pair<std::string, std::span<const std::string>>> Evaluation::texts() const {
+  std::vector<std::pair<std::string, std::span<const std::string>>> all;
+  for (const Texts& t : texts_) all.emplace_back(t.task.name, t.read.texts);
+  return all;
 }
 
 // Those that ask different questions.
@@ -92,7 +102,7 @@ bool score_questions(const Reader& reader, std::span<const Question> questions,
   if (questions.empty()) return true;
   std::vector<std::vector<Passage>> apart(questions.size());
   {
-    Threads threads;
+    Threads threads(reader.threads);
     parallel_tasks(threads, std::ssize(questions), [&](std::int64_t i) {
       const auto q = static_cast<std::size_t>(i);
       apart[q] = passages_of(reader.tokenizer, questions[q], reader.reading);
@@ -103,11 +113,23 @@ bool score_questions(const Reader& reader, std::span<const Question> questions,
   for (std::size_t q = 0; q < apart.size(); ++q)
     for (Passage& p : apart[q]) passages.push_back(std::move(p)), owner.push_back(q);
   std::vector<Likelihood> collected;
-  return score_passages(reader.engine(), passages, [&](std::size_t i, std::span<const EndingScore> scores) {
+  std::size_t at = 0;  // the passage that comes next
+  const auto take = [&](std::size_t i, std::span<const EndingScore> scores) {
+    at = i + 1;
     for (std::size_t e = 0; e < scores.size(); ++e)
       collected.push_back({.sum = scores[e].sum, .greedy = scores[e].greedy, .tokens = std::ssize(passages[i].endings[e])});
     if (i + 1 == owner.size() || owner[i + 1] != owner[i]) done(owner[i], std::exchange(collected, {}));
-  });
+  };
+  Engine& engine = reader.engine();
+  try {
+    return score_passages(engine, passages, take);
+  } catch (const UsageError&) {
+    throw;
+  } catch (const Error& e) {
+    if (at >= owner.size()) throw;
+    const Question& q = questions[owner[at]];
+    throw Error(fmt::format("{}, document {}: {}", q.task, q.document, e.what()));
+  }
 }
 
 bool Evaluation::run_task(const Reader& reader, const LoadedTask& task, std::int64_t seed, SampleFile* samples,

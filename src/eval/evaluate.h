@@ -6,6 +6,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "eval/encode.h"
@@ -19,6 +20,7 @@ namespace bhyt {
 struct EvaluationSettings {
   Selection selection;
   std::filesystem::path data;
+  const char* data_setting = "--data";  // what names it, for messages
   std::int64_t shots = 0;
   std::vector<std::int64_t> seeds = {1234};
   std::int64_t limit = 0;  // documents of each subtask; 0: all
@@ -30,15 +32,18 @@ struct Reader {
   const Tokenizer& tokenizer;
   Reading reading;
   const ChatFormat* chat = nullptr;
+  int threads = 0;  // that encode; 0: all
 };
 
 class Evaluation {
  public:
-  explicit Evaluation(EvaluationSettings settings);  // reads the data
+  // Reads the data and looks at every document, so that what is wrong with one is known before the first is scored.
+  explicit Evaluation(EvaluationSettings settings);
 
   const EvaluationSettings& settings() const { return settings_; }
   std::int64_t documents() const;  // of all tasks and seeds, those that are the same for every seed once
   Catalog catalog() const;
+  std::vector<std::pair<std::string, std::span<const std::string>>> texts() const;  // of each task with texts
   // All questions of a seed, task by task.
   void for_each_question(std::int64_t seed, const ChatFormat* chat, const std::function<void(const Question&)>& take) const;
 

@@ -81,7 +81,7 @@ void divide(LoadedTask& loaded, const std::vector<std::string>& subjects) {
 
 }  // namespace
 
-void check_data(const Selection& selection, const fs::path& data, std::int64_t shots) {
+void check_data(const Selection& selection, const fs::path& data, std::int64_t shots, const char* setting) {
   std::string missing, expected;
   for (const ChosenTask& c : selection.tasks) {
     expected += described(c.task, shots);
@@ -92,9 +92,9 @@ void check_data(const Selection& selection, const fs::path& data, std::int64_t s
   }
   if (!data.empty() && missing.empty()) return;
   throw UsageError(
-      fmt::format("{}; expected in --data DIR the files DIR/TASK/SPLIT.jsonl (or .jsonl.gz, .jsonl.zst), one JSON object a line "
+      fmt::format("{}; expected in {} DIR the files DIR/TASK/SPLIT.jsonl (or .jsonl.gz, .jsonl.zst), one JSON object a line "
                   "with the columns of the Hugging Face data sets:{}",
-                  data.empty() ? "--data is missing" : "there is no " + missing, expected));
+                  data.empty() ? std::string(setting) + " is missing" : "there is no " + missing, setting, expected));
 }
 
 LoadedTask load_task(const ChosenTask& chosen, const fs::path& data, std::int64_t shots) {

@@ -25,7 +25,7 @@ struct LoadedTask {
 };
 
 // UsageError where files are missing: which, in which layout, and what the data sets are called. For an empty `data` (no --data) too.
-void check_data(const Selection& selection, const std::filesystem::path& data, std::int64_t shots);
+void check_data(const Selection& selection, const std::filesystem::path& data, std::int64_t shots, const char* setting = "--data");
 
 // Multiple-choice tasks: reads what is needed to ask with that many examples.
 LoadedTask load_task(const ChosenTask& chosen, const std::filesystem::path& data, std::int64_t shots);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <sstream>
 
 #include "core/check.h"
 #include "core/schema.h"
@@ -103,6 +104,9 @@ class Chooser {
 
   void add_own(Task task, const std::string& file) {
     for (const ChosenTask& c : out_.tasks) check_usage(c.task.name != task.name, "{}: another task is called {} too", file, task.name);
+    for (const Task& t : task_table())  // NAME_… are its subjects and groups
+      check_usage(t.subject_column.empty() || !task.name.starts_with(t.name), "{}: the name {} is one of those that belong to {}", file,
+                  task.name, t.name);
     own_.insert(task.name);
     out_.tasks.push_back({std::move(task), {}});
   }
@@ -120,6 +124,16 @@ class Chooser {
 };
 
 }  // namespace
+
+std::vector<std::string> split_names(const std::string& list) {
+  std::vector<std::string> names;
+  std::istringstream in(list);
+  for (std::string name; std::getline(in, name, ',');) {
+    const std::size_t from = name.find_first_not_of(" \t\n"), to = name.find_last_not_of(" \t\n");
+    if (from != std::string::npos) names.push_back(name.substr(from, to - from + 1));
+  }
+  return names;
+}
 
 std::string task_names() {
   std::string all;

@@ -85,6 +85,7 @@ struct Selection {
 // Names of tasks, of their subjects (mmlu_anatomy) and groups (mmlu_stem), paper, all, and paths of YAML files. UsageError for a name that
 // is not known, with the nearest and all of them.
 Selection resolve_tasks(const std::vector<std::string>& names);
-std::string task_names();  // "arc_challenge, arc_easy, …"
+std::vector<std::string> split_names(const std::string& list);  // "a, b" at its commas, without the blanks
+std::string task_names();                                       // "arc_challenge, arc_easy, …"
 
 }  // namespace bhyt

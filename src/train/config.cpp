@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <set>
-#include <sstream>
 
 #include "core/log.h"
 #include "data/input.h"
 #include "data/token_file.h"
+#include "eval/task.h"
 #include "io/checkpoint_folders.h"
 #include "model/checkpoint.h"
 #include "ops/norm/config.h"
@@ -73,12 +73,7 @@ Json write_entries(const std::vector<DataEntry>& entries) {
 // A list, or one text with commas.
 std::vector<std::string> read_names(const Json& j, const std::string& key) {
   std::vector<std::string> names;
-  if (j.is_string()) {
-    std::istringstream list(j.get<std::string>());
-    for (std::string name; std::getline(list, name, ',');)
-      if (!name.empty()) names.push_back(name);
-    return names;
-  }
+  if (j.is_string()) return split_names(j.get<std::string>());
   if (!j.is_array()) schema::wrong(key, "a list of names", j);
   for (std::size_t i = 0; i < j.size(); ++i) names.push_back(schema::Reader::as_text(fmt::format("{}[{}]", key, i), j[i]));
   return names;

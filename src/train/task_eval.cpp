@@ -3,7 +3,12 @@
 namespace bhyt::train {
 
 TaskEval::TaskEval(const EvalSection& c, const Tokenizer& tokenizer)
-    : evaluation_({.selection = resolve_tasks(c.tasks), .data = c.data, .shots = c.shots, .seeds = {c.seed}, .limit = c.limit}),
+    : evaluation_({.selection = resolve_tasks(c.tasks),
+                   .data = c.data,
+                   .data_setting = "eval.data",
+                   .shots = c.shots,
+                   .seeds = {c.seed},
+                   .limit = c.limit}),
       tokenizer_(tokenizer) {}
 
 std::optional<Results> TaskEval::run(const Model& model, int threads, const std::function<bool()>& stop,
@@ -14,7 +19,11 @@ std::optional<Results> TaskEval::run(const Model& model, int threads, const std:
   Engine engine(context, model, {.length = length + 1, .interrupted = stop});
   std::vector<Scored> scored;
   std::int64_t done = 0;
-  const Reader reader{.engine = [&]() -> Engine& { return engine; }, .tokenizer = tokenizer_, .reading = {.length = length}};
+  const Reader reader{.engine = [&]() -> Engine& { return engine; },
+                      .tokenizer = tokenizer_,
+                      .reading = {.length = length},
+                      .chat = nullptr,
+                      .threads = threads};
   if (!evaluation_.run(
           reader, nullptr, [&](const std::string&) { progress(++done); }, scored))
     return std::nullopt;

@@ -212,9 +212,16 @@ struct Trainer::Impl {
   bool ask_tasks(const StopSignals& stop) {
     const std::int64_t step = s().progress.step;
     WorkLine progress(fmt::format("tasks   step {}", step), "documents", seconds());
-    const auto results = s().tasks->run(
-        *s().model, static_cast<int>(s().config.run.threads), [&] { return stop.received() != 0; },
-        [&](std::int64_t done) { progress.show(done, s().tasks->documents()); });
+    std::optional<Results> results;
+    try {
+      results = s().tasks->run(
+          *s().model, static_cast<int>(s().config.run.threads), [&] { return stop.received() != 0; },
+          [&](std::int64_t done) { progress.show(done, s().tasks->documents()); });
+    } catch (const Error& e) {  // training is worth more than a table
+      log::warning("no tasks at step {}: {}", step, e.what());
+      s().metrics->event(step, "no_tasks", e.what());
+      return true;
+    }
     if (!results) return false;
     s().metrics->tasks(step, *results);
     for (const ResultRow& row : results->rows)
@@ -231,6 +238,8 @@ struct Trainer::Impl {
     });
     if (!e) return false;
     s().metrics->validation(p.step, e->loss, e->tokens);
+    if (!p.log_history.empty() && p.log_history.back().contains("eval_loss") && p.log_history.back()["step"] == p.step)
+      p.log_history.erase(p.log_history.size() - 1);  // it is made again
     p.log_history.push_back({{"step", p.step}, {"eval_loss", e->loss}});
     if (std::isfinite(e->loss) && (p.best_step == 0 || e->loss < p.best_metric)) {
       p.best_metric = e->loss;

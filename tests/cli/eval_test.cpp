@@ -33,6 +33,9 @@ class Eval : public ::testing::Test {
   static Outcome run(const Words& more, const std::string& model = at("rmsnorm")) {
     return bhyt(Words{"eval", "--model", model, "--data", at("tasks"), "device=cpu", "threads=1"} + more);
   }
+  static Outcome score(const Words& more) {
+    return bhyt(Words{"eval", "--model", at("rmsnorm"), "device=cpu", "threads=1", "--json"} + more);
+  }
   static Json json(const Words& more, const std::string& model = at("rmsnorm")) {
     const Outcome o = run(Words{"--json"} + more, model);
     EXPECT_EQ(o.code, 0) << o.err;
@@ -147,14 +150,14 @@ TEST_F(Eval, SeveralModelsAndSeeds) {
 
 TEST_F(Eval, ScoresRequests) {
   write_lines("requests.jsonl", {{{"context", "3 sheep"}, {"continuation", " jump"}}, {{"context", "3 sheep "}, {"continuation", "jump"}}});
-  const Json j = json({"--requests", at("requests.jsonl"), "--samples", at("r.jsonl")});
+  const Json j = Json::parse(score({"--requests", at("requests.jsonl"), "--samples", at("r.jsonl")}).out, nullptr, false);
   const auto all = lines("r.jsonl");
   ASSERT_EQ(all.size(), 2u);
   EXPECT_EQ(all[0], all[1]);  // the space moves
   EXPECT_EQ(all[0].at("tokens"), 5);
   EXPECT_EQ(j.at("requests"), 2);
   write_lines("requests.jsonl", {{{"context", "3 sheep"}}});
-  const Outcome o = run({"--requests", at("requests.jsonl")});
+  const Outcome o = score({"--requests", at("requests.jsonl")});
   EXPECT_EQ(o.code, 1);
   EXPECT_TRUE(has(o.err, "line 1, column continuation")) << o.err;
 }
@@ -164,6 +167,7 @@ TEST_F(Eval, ADryRunShowsWhatWouldBeAsked) {
   EXPECT_EQ(o.code, 0) << o.err;
   EXPECT_TRUE(has(o.out, "How many sheep are 5 sheep?\nAnswer:")) << o.out;
   EXPECT_TRUE(has(o.out, "contexts once")) << o.out;
+  EXPECT_TRUE(has(run({"--tasks", "wikitext", "--dry-run"}).out, "wikitext")) << o.out;
   EXPECT_EQ(bhyt({"eval", "--tasks", "piqa", "--data", at("tasks"), "--dry-run"}).code, 0);  // without a model, too
 }
 
@@ -204,6 +208,41 @@ TEST_F(Eval, WhatCannotBeIsSaid) {
   refused({"--tasks", "openbookqa"}, 1, "line 2");
 }
 
+// Lists end where the next word begins, and may hold blanks.
+TEST_F(Eval, ListsTakeOneWord) {
+  const Outcome o =
+      bhyt({"eval", "--model", at("rmsnorm"), "--data", at("tasks"), "--json", "--seed", "1,2", "--tasks", "arc_easy, piqa", "device=cpu"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_EQ(Json::parse(o.out).at("models")[0].at("seeds").size(), 2u);
+}
+
+// What is wrong with the last task or model is said before the first is scored.
+TEST_F(Eval, MistakesDoNotWaitForTheirTurn) {
+  Outcome o = run({"--model", at("nowhere"), "--tasks", "arc_easy", "--samples", at("w.jsonl")});
+  EXPECT_NE(o.code, 0);
+  EXPECT_FALSE(fs::exists(at("w.jsonl"))) << o.err;
+  EXPECT_FALSE(fs::exists(at("w.rmsnorm.jsonl"))) << o.err;
+  fs::create_directories(at("tasks/winogrande"));
+  write_lines("tasks/winogrande/validation.jsonl", {{{"sentence", "Ann saw _ ."}, {"option1", "Bob"}, {"option2", "Cy"}, {"answer", "3"}}});
+  o = run({"--tasks", "arc_easy,winogrande", "--samples", at("w.jsonl")});
+  EXPECT_EQ(o.code, 1);
+  EXPECT_TRUE(has(o.err, "line 1, column answer")) << o.err;
+  EXPECT_FALSE(fs::exists(at("w.jsonl")));
+}
+
+// What is asked is part of what a file of samples was made with.
+TEST_F(Eval, SamplesOfOtherQuestionsAreNotTaken) {
+  write_lines("q.jsonl", {{{"context", "3 sheep"}, {"continuation", " jump"}}});
+  ASSERT_EQ(score({"--requests", at("q.jsonl"), "--samples", at("q.out.jsonl")}).code, 0);
+  write_lines("q.jsonl", {{{"context", "4 sheep"}, {"continuation", " sleep"}}});
+  EXPECT_NE(score({"--requests", at("q.jsonl"), "--samples", at("q.out.jsonl")}).code, 0);
+  const std::string before = read_text(at("q.jsonl"));
+  EXPECT_EQ(score({"--requests", at("q.jsonl"), "--samples", at("q.jsonl"), "--force"}).code, 2);
+  EXPECT_EQ(read_text(at("q.jsonl")), before);
+  EXPECT_EQ(run({"--tasks", "piqa", "--samples", at("x.jsonl"), "--html", at("x.jsonl")}).code, 2);
+  EXPECT_EQ(score({"--requests", at("q.jsonl"), "--limit", "3"}).code, 2);
+}
+
 // Weights that are no numbers give no result.
 TEST_F(Eval, NoNumbersAreNoScores) {
   fs::copy(fs::path(at("rmsnorm/checkpoint-30")), at("nan"), fs::copy_options::recursive);
@@ -218,6 +257,7 @@ TEST_F(Eval, NoNumbersAreNoScores) {
   write_text(at("nan/model.safetensors"), file);
   const Outcome o = run({"--tasks", "arc_easy", "--samples", at("nan.jsonl")}, at("nan"));
   EXPECT_EQ(o.code, 1) << o.err;
+  EXPECT_TRUE(has(o.err, "arc_easy, document 0: the model gives no numbers")) << o.err;
   EXPECT_EQ(o.out, "");
 }
 
