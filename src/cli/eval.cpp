@@ -41,6 +41,7 @@ struct EvalFlags {
 void add_options(CLI::App& app, EvalFlags& f) {
   app.add_option("--model", f.models, "checkpoint folder or run directory; several are compared, document by document, with the first")
       ->expected(1)
+      ->allow_extra_args(false)
       ->take_all();
   app.add_option("--tasks", f.task_list,
                  "names, separated by commas: " + task_names() +

@@ -208,8 +208,14 @@ void add_options(CLI::App& app, Options& o) {
   app.add_option("--max-tokens", o.max_tokens, "how many new tokens at most")->capture_default_str()->transform(count());
   app.add_option("--num", o.num, "answers to each prompt; the i-th has the seed --seed + i")->capture_default_str()->transform(count());
   add_sampling(app, o.sampling);
-  app.add_option("--stop", o.stops, "a text that ends the answer, which is cut before it (may be repeated)")->expected(1)->take_all();
-  app.add_option("--stop-id", o.stop_ids, "a token that ends the answer (may be repeated)")->expected(1)->take_all();
+  app.add_option("--stop", o.stops, "a text that ends the answer, which is cut before it (may be repeated)")
+      ->expected(1)
+      ->allow_extra_args(false)
+      ->take_all();
+  app.add_option("--stop-id", o.stop_ids, "a token that ends the answer (may be repeated)")
+      ->expected(1)
+      ->allow_extra_args(false)
+      ->take_all();
   app.add_flag("--ignore-eos", o.ignore_eos, "go on after the end-of-text token");
   app.add_flag("--json", o.json, "one JSON object an answer: ids, text, finish_reason, times");
   app.add_flag("--logprobs", o.logprobs, "with --json: the log-probability of each new token");

@@ -325,6 +325,7 @@ TEST_F(GenerateText, StopsAtTheIdsThatAreNamed) {
   EXPECT_EQ(j["text"], " a ");
   EXPECT_EQ(j["finish_reason"], "stop");
   EXPECT_EQ(generate({"--ids", "--prompt", "109 97 114 121 32 104 97 100", "--stop-id", "108"})["ids"], (Json{' ', 'a', ' '}));
+  EXPECT_EQ(bhyt({"generate", "--model", checkpoint(), "--prompt", "a", "--stop-id", "98", "device=cpu"}).code, 0);  // keys may follow
   expect_usage_error({"--prompt", "a", "--stop-id", "257"}, "--stop-id 257 is not below the model's vocabulary of 257");
 }
 
