@@ -287,8 +287,8 @@ static void fields(RunConfig& c, V& v) {
   v.section("norm", c.model.config.norm, "");
   v.section("data", c.data, "");
   v.section("train", c.train, "");
-  v.section("eval", c.eval, "");
   v.section("run", c.run, "");
+  v.section("eval", c.eval, "");
 }
 
 Json config_tree(const std::string& file, const std::vector<std::string>& overrides) {
