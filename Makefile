@@ -11,6 +11,8 @@ PREFIX ?= /usr/local
 # auto: the CUDA backend where there is one in the tree, a compiler for it and a GPU to run it on.
 NVCC    := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 KERNELS := $(firstword $(shell find src -name '*.cu'))
+# What only a CUDA build compiles beside the kernels: all other files are the same in both.
+CUDA_HOST := $(wildcard src/ops/*/*cublas.cpp src/ops/*/*cudnn.cpp)
 ifeq ($(CUDA),auto)
   PRESET := $(if $(and $(KERNELS),$(NVCC),$(shell nvidia-smi -L 2>/dev/null)),cuda,release)
 else ifeq ($(CUDA),on)
@@ -43,9 +45,9 @@ test:
 	@ln -sfn $(PRESET)/bhyt build/bhyt
 ifneq ($(and $(KERNELS),$(NVCC),$(filter release,$(PRESET))),)
 	cmake --preset cuda -DBHYT_WERROR=ON -DBHYT_TESTS=OFF -DBHYT_BENCH=OFF -DBHYT_CUDA_ARCHS=90a
-	cmake --build build/cuda -j $(JOBS) --target bhyt_core bhyt_ops
+	cmake --build build/cuda -j $(JOBS) --target bhyt_core_kernels bhyt_ops_kernels $(CUDA_HOST:%=CMakeFiles/bhyt_ops.dir/%.o)
 endif
-	@status=0; ctest --test-dir $(BUILD) --output-on-failure || status=1; scripts/test_summary.sh $(BUILD) || status=1; exit $$status
+	@status=0; ctest --test-dir $(BUILD) -j $(if $(filter cuda,$(PRESET)),1,$(JOBS)) --output-on-failure || status=1; scripts/test_summary.sh $(BUILD) || status=1; exit $$status
 
 bench: build
 	@scripts/bench.sh build/bhyt

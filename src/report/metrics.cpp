@@ -12,7 +12,7 @@ namespace bhyt::report {
 
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 
 constexpr double kGap = std::numeric_limits<double>::quiet_NaN();
 constexpr double kLargest = 1e30;             // beyond it a value is as good as infinite, and scales would overflow

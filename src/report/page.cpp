@@ -118,7 +118,7 @@ std::string array(const std::vector<double>& values, bool whole = false) {
 // "<" is written so that no name can end the script element.
 std::string text_value(const std::string& text) {
   std::string out;
-  for (const char c : nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace))
+  for (const char c : nlohmann::ordered_json(text).dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace))
     out += c == '<' ? "\\u003c" : std::string(1, c);
   return out;
 }

@@ -147,7 +147,8 @@ std::string draw_svg(const Figure& figure, double window) { return Drawing(figur
 std::string escape(const std::string& text) {
   // The JSON library knows how to replace what is not UTF-8; its quotes and escapes are taken off again by parsing.
   const std::string clean =
-      nlohmann::json::parse(nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)).get<std::string>();
+      nlohmann::ordered_json::parse(nlohmann::ordered_json(text).dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace))
+          .get<std::string>();
   std::string out;
   for (const char c : clean) switch (c) {
       case '&': out += "&amp;"; break;
