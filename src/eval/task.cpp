@@ -74,8 +74,9 @@ class Chooser {
     if (known == known_names().end()) unknown(name);
     const auto& [task, subjects, groups] = known->second;
     ChosenTask& chosen = find_or_add(*task);
-    subjects_[task->name].insert(subjects.begin(), subjects.end());
-    std::erase_if(chosen.subjects = all_subjects(*task), [&](const std::string& s) { return !subjects_[task->name].contains(s); });
+    std::set<std::string>& asked = subjects_[task->name];
+    asked.insert(subjects.begin(), subjects.end());
+    std::erase_if(chosen.subjects = all_subjects(*task), [&](const std::string& s) { return !asked.contains(s); });
     groups_.insert(groups.begin(), groups.end());
   }
 
