@@ -167,6 +167,8 @@ struct Input {
   ~Input() {
     for (const int end : ends) close(end);
   }
+  // In the program that reads. Where this one has no stdin, the pipe may lie in its place already, to be closed by exec: so a copy of it.
+  void become_stdin() const { dup2(dup(ends[0]), STDIN_FILENO); }
   void write_line(const std::string& line) const {
     const std::string text = line + "\n";
     EXPECT_EQ(write(ends[1], text.data(), text.size()), static_cast<ssize_t>(text.size()));
@@ -175,8 +177,7 @@ struct Input {
 
 TEST_F(Chat, CtrlCStopsTheAnswerThenTheProgram) {
   const Input input;
-  Process process(words("song", {"--template", "plain", "--max-tokens", "20K", "--context", "100K"}),
-                  [&] { dup2(input.ends[0], STDIN_FILENO); });
+  Process process(words("song", {"--template", "plain", "--max-tokens", "20K", "--context", "100K"}), [&] { input.become_stdin(); });
   input.write_line("a");
   ASSERT_TRUE(process.read_until("a\na\na\na\n")) << process.messages();
   process.send(SIGINT);
@@ -191,8 +192,7 @@ TEST_F(Chat, CtrlCStopsTheAnswerThenTheProgram) {
 
 TEST_F(Chat, ATerminationEndsItInsideAnAnswer) {
   const Input input;
-  Process process(words("song", {"--template", "plain", "--max-tokens", "20K", "--context", "100K"}),
-                  [&] { dup2(input.ends[0], STDIN_FILENO); });
+  Process process(words("song", {"--template", "plain", "--max-tokens", "20K", "--context", "100K"}), [&] { input.become_stdin(); });
   input.write_line("a");
   ASSERT_TRUE(process.read_until("a\na\na\na\n")) << process.messages();
   process.send(SIGTERM);
