@@ -53,6 +53,7 @@ void TrainPass::forward_backward(const Batch& b, const Step& step) {
                        .targets = b.targets,
                        .weights = b.weights,
                        .scale = step.scale,
+                       .scale_by = step.scale_by,
                        .loss = step.loss,
                        .losses = {},
                        .greedy = {},
@@ -127,7 +128,7 @@ void TrainPass::run(const Batch& b, const Step& step) {
                       step.accumulate,
                       ctx_.scratch_version()};
   for (const void* p : {b.tokens.data, b.targets.data, b.weights.data, b.positions.data, b.first.data, step.gradients.arena.t.data,
-                        step.loss.data, act_.z.data, act_.positions(b).table.data})
+                        step.loss.data, step.scale_by.data, act_.z.data, act_.positions(b).table.data})
     key.push_back(reinterpret_cast<std::uintptr_t>(p));
   graphs_.run(ctx_, key, [&] { forward_backward(b, step); });
 }

@@ -1,4 +1,4 @@
-// Where a run's batches come from: rows of packed texts today, examples of a dialogue tomorrow.
+// Where a run's batches come from: rows of packed texts, or conversations.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ class BatchSource {
  public:
   virtual ~BatchSource() = default;
 
-  virtual std::int64_t rows() const = 0;     // in one pass over the data
+  virtual std::int64_t rows() const = 0;     // in one pass over the data; of texts, or conversations
   virtual std::int64_t batches() const = 0;  // in one pass over the data
   virtual void start(std::int64_t n) = 0;    // next() then gives batches n, n + 1, …
   virtual HostBatch next() = 0;              // Error where the data is damaged

@@ -2,13 +2,18 @@
 
 #include <algorithm>
 
+#include "core/check.h"
+
 namespace bhyt::train {
 
 namespace {
 
+constexpr std::int64_t kHeader = 64;  // elements before the arrays: the scale, and room so that they begin on a line of memory
+
 // Bytes of one batch: tokens and targets, positions and first.
 double bytes_of(const Uploader::Shape& s) {
-  return static_cast<double>(s.batch) * static_cast<double>(s.seq) * (s.documents ? 4 : 2) * sizeof(std::int32_t);
+  const double arrays = static_cast<double>(s.batch) * static_cast<double>(s.seq) * (s.documents ? 4 : 2);
+  return (static_cast<double>(kHeader) + arrays) * sizeof(std::int32_t);
 }
 
 }  // namespace
@@ -22,13 +27,18 @@ Uploader::Uploader(Context& ctx, const Shape& shape)
 double Uploader::planned_bytes(const Shape& shape) { return 2 * bytes_of(shape); }
 
 void Uploader::put(const HostBatch& host) {
+  check(host.batch <= shape_.batch && host.batch * host.seq <= shape_.batch * shape_.seq && host.seq <= shape_.seq,
+        "[batches] expected at most {} rows of {} tokens, got {} of {}", shape_.batch, shape_.seq, host.batch, host.seq);
   Slot& next = slots_[1 - now_];
-  auto* to = static_cast<std::int32_t*>(next.memory.host_side());
-  const std::int32_t* const begin = to;
+  next.scored = std::count_if(host.targets.begin(), host.targets.end(), [](std::int32_t t) { return t >= 0; });
+  auto* const begin = static_cast<std::int32_t*>(next.memory.host_side());
+  *reinterpret_cast<float*>(begin) = static_cast<float>(1.0 / std::max(static_cast<double>(next.scored), 1.0));
+  std::int32_t* to = begin + kHeader;
   for (const auto* from : {&host.tokens, &host.targets, &host.positions, &host.first}) to = std::copy(from->begin(), from->end(), to);
   next.memory.send(static_cast<std::size_t>(to - begin) * sizeof *to);
   next.rows = host.batch;
-  next.scored = std::count_if(host.targets.begin(), host.targets.end(), [](std::int32_t t) { return t >= 0; });
+  next.seq = host.seq;
+  next.examples = host.examples > 0 ? host.examples : host.batch;
   next.documents = !host.positions.empty();
 }
 
@@ -38,15 +48,17 @@ void Uploader::advance() {
   current().memory.receive();
 }
 
-Batch Uploader::piece(std::int64_t first) const {
+Tensor Uploader::scale() const { return Tensor(current().memory.device_side(), DType::f32, device_, {1}); }
+
+Batch Uploader::piece(std::int64_t i) const {
   const Slot& s = current();
-  const std::int64_t n = std::min(shape_.micro_batch, s.rows - first);
-  const auto array = [&](std::int64_t i) {
-    auto* data = static_cast<std::int32_t*>(s.memory.device_side()) + (i * s.rows + first) * shape_.seq;
-    return Tensor(data, DType::i32, device_, {n, shape_.seq});
+  const std::int64_t first = i * piece_rows(), n = std::min(piece_rows(), s.rows - first);
+  const auto array = [&](std::int64_t which) {
+    auto* data = static_cast<std::int32_t*>(s.memory.device_side()) + kHeader + (which * s.rows + first) * s.seq;
+    return Tensor(data, DType::i32, device_, {n, s.seq});
   };
   return {.batch = n,
-          .seq = shape_.seq,
+          .seq = s.seq,
           .tokens = array(0),
           .targets = array(1),
           .weights = {},
@@ -63,6 +75,10 @@ std::optional<Evaluation> evaluate(Context& ctx, TrainPass& pass, BatchSource& s
     if (i < n) uploader.put(source.next());
   };
   // A sum for each piece, read once at the end: the device is not waited for in between.
+  struct Seen {
+    std::int64_t pieces = 0, rows = 0, tokens = 0;
+  };
+  std::vector<Seen> seen;
   std::int64_t pieces = 0, done = 0;
   const OwnedTensor sums(ctx, DType::f32, {n * uploader.most_pieces()});
   zero(ctx, sums);
@@ -70,19 +86,29 @@ std::optional<Evaluation> evaluate(Context& ctx, TrainPass& pass, BatchSource& s
   for (std::int64_t i = 0; i < n; ++i) {
     uploader.advance();
     out.tokens += uploader.scored();
-    for (std::int64_t row = 0; row < uploader.rows(); row += uploader.micro_batch()) {
-      const Batch piece = uploader.piece(row);
+    seen.push_back({uploader.pieces(), uploader.examples(), uploader.scored()});
+    for (std::int64_t p = 0; p < uploader.pieces(); ++p) {
+      const Batch piece = uploader.piece(p);
       pass.score(piece, {.loss = Tensor(sums.t.as<float>() + pieces++, DType::f32, ctx.device(), {1})});
-      done += piece.batch;
-      if (!go_on(done, std::min(n * uploader.batch(), source.rows()))) return std::nullopt;
+      if (p + 1 == uploader.pieces()) done += uploader.examples();
+      if (!go_on(done, n == all ? source.rows() : std::max(done, n * uploader.examples()))) return std::nullopt;
     }
     put(i + 1);
   }
   std::vector<float> host_sums(static_cast<std::size_t>(pieces));
   ctx.copy(Device::cpu(), host_sums.data(), ctx.device(), sums.t.data, host_sums.size() * sizeof(float));
-  double sum = 0;
-  for (const float s : host_sums) sum += static_cast<double>(s);
+  double sum = 0, by_row = 0, rows = 0;
+  const float* at = host_sums.data();
+  for (const Seen& batch : seen) {
+    double own = 0;
+    for (std::int64_t p = 0; p < batch.pieces; ++p) own += static_cast<double>(*at++);
+    sum += own;
+    if (batch.tokens == 0) continue;
+    by_row += own / static_cast<double>(batch.tokens) * static_cast<double>(batch.rows);
+    rows += static_cast<double>(batch.rows);
+  }
   out.loss = out.tokens ? sum / static_cast<double>(out.tokens) : 0;
+  out.loss_by_row = rows > 0 ? by_row / rows : 0;
   return out;
 }
 

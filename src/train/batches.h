@@ -14,7 +14,8 @@ namespace bhyt::train {
 // Two batches on the device: one to compute with, and the next, which is copied meanwhile.
 class Uploader {
  public:
-  // documents: batches bring positions and first, too.
+  // The most that a batch brings; its rows may be shorter, and then more of them make a micro-batch. documents: batches bring positions
+  // and first, too.
   struct Shape {
     std::int64_t batch = 1, micro_batch = 1, seq = 1;
     bool documents = false;
@@ -27,21 +28,23 @@ class Uploader {
 
   // Of the current batch.
   std::int64_t rows() const { return current().rows; }
+  std::int64_t examples() const { return current().examples; }  // rows of the data
+  std::int64_t tokens() const { return current().rows * current().seq; }
   std::int64_t scored() const { return current().scored; }
-  Batch piece(std::int64_t first) const;               // rows [first, first + micro_batch), fewer at its end
+  Tensor scale() const;                                // fp32 [1] on the device: 1 / scored()
+  Batch piece(std::int64_t i) const;                   // the i-th micro-batch
+  std::int64_t pieces() const { return (rows() + piece_rows() - 1) / piece_rows(); }
   std::int64_t batch() const { return shape_.batch; }  // the most rows
-  std::int64_t micro_batch() const { return shape_.micro_batch; }
-  std::int64_t pieces() const { return pieces_of(rows()); }
-  std::int64_t most_pieces() const { return pieces_of(shape_.batch); }
+  std::int64_t most_pieces() const { return (shape_.batch + shape_.micro_batch - 1) / shape_.micro_batch; }
 
  private:
   struct Slot {
-    Mirror memory;  // int32 [rows, seq]: tokens, targets and, where documents are told apart, positions and first
-    std::int64_t rows = 0, scored = 0;
+    Mirror memory;  // the scale; then int32 [rows, seq]: tokens, targets and, where documents are told apart, positions and first
+    std::int64_t rows = 0, seq = 1, examples = 0, scored = 0;
     bool documents = false;
   };
   const Slot& current() const { return slots_[now_]; }
-  std::int64_t pieces_of(std::int64_t rows) const { return (rows + shape_.micro_batch - 1) / shape_.micro_batch; }
+  std::int64_t piece_rows() const { return shape_.micro_batch * shape_.seq / current().seq; }
   Device device_;
   Shape shape_;
   std::array<Slot, 2> slots_;
@@ -49,7 +52,8 @@ class Uploader {
 };
 
 struct Evaluation {
-  double loss = 0;  // mean over the tokens
+  double loss = 0;         // mean over the tokens
+  double loss_by_row = 0;  // mean over the batches of their means, each weighing as much as it has rows: transformers' eval_loss
   std::int64_t tokens = 0;
 };
 

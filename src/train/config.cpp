@@ -22,6 +22,14 @@ constexpr double kMostSteps = 9e15;  // whole numbers beyond have gaps in a doub
 constexpr const char* kResolved = "resolved.yaml";
 
 const schema::Names<Attend> kAttend = {{"row", Attend::row}, {"document", Attend::document}};
+const schema::Names<Packing> kPacking = {{"none", Packing::none}, {"documents", Packing::documents}};
+const schema::Names<Shuffle> kShuffle = {{"own", Shuffle::own}, {"torch", Shuffle::torch}, {"none", Shuffle::none}};
+const schema::Names<Select> kSelect = {{"last", Select::last}, {"best", Select::best}};
+const schema::Names<ScheduleKind> kSchedule = {{"cosine", ScheduleKind::cosine},
+                                               {"cosine_hf", ScheduleKind::cosine_hf},
+                                               {"linear", ScheduleKind::linear},
+                                               {"constant", ScheduleKind::constant},
+                                               {"wsd", ScheduleKind::wsd}};
 const schema::Names<Save> kSave = {{"full", Save::full}, {"weights", Save::weights}};
 const schema::Names<Recompute> kRecompute = {
     {"none", Recompute::none}, {"norm", Recompute::norm}, {"swiglu", Recompute::swiglu}, {"block", Recompute::block}};
@@ -100,22 +108,49 @@ void number_or_auto(V& v, const char* key, std::int64_t& value, const char* help
       [&] { return value ? Json(value) : Json("auto"); });
 }
 
-void read_length(TrainSection& c, schema::Reader& v) {
-  const Json* steps = v.take("steps");
-  const Json* tokens = v.take("tokens");
-  check_usage(!steps || !tokens, "{} and {} say the same thing: give one of them", v.full("steps"), v.full("tokens"));
-  if (steps) c.steps = schema::Reader::as_integer(v.full("steps"), *steps, {.at_least = 1});
-  if (tokens) c.tokens = read_count(*tokens, v.full("tokens"));
+// A number of steps, or the word epoch.
+template <class V>
+void interval(V& v, const char* key, std::int64_t& value, const char* help) {
+  v.custom(
+      key, help,
+      [&](const Json& j, const std::string& full) {
+        value = j == "epoch" ? kEveryEpoch : schema::Reader::as_integer(full, j, {.at_least = 0});
+      },
+      [&] { return value == kEveryEpoch ? Json("epoch") : Json(value); });
 }
-void read_length(TrainSection& c, schema::Writer& v) { v.integer("steps", c.steps, ""); }
+
+void read_length(TrainSection& c, schema::Reader& v) {
+  const char* given = nullptr;
+  for (const char* key : {"steps", "tokens", "epochs"}) {
+    const Json* j = v.take(key);
+    if (!j) continue;
+    check_usage(!given, "{} and {} say the same thing: give one of them", v.full(given ? given : ""), v.full(key));
+    given = key;
+    c.epochs = 0;
+    if (key == std::string_view("steps")) c.steps = schema::Reader::as_integer(v.full(key), *j, {.at_least = 1});
+    if (key == std::string_view("tokens")) c.tokens = read_count(*j, v.full(key));
+    if (key == std::string_view("epochs")) c.epochs = schema::Reader::as_number(v.full(key), *j, {.above = 0});
+  }
+}
+void read_length(TrainSection& c, schema::Writer& v) {
+  if (c.epochs > 0)
+    v.number("epochs", c.epochs, "");
+  else
+    v.integer("steps", c.steps, "");
+}
 void read_length(TrainSection& c, schema::Lister& v) {
-  v.integer("steps", c.steps, "optimizer steps");
+  v.custom(
+      "steps", "optimizer steps", [](const Json&, const std::string&) {}, [&] { return c.epochs > 0 ? Json("") : Json(c.steps); });
+  v.custom(
+      "epochs", "or the passes over the data", [](const Json&, const std::string&) {},
+      [&] { return c.epochs > 0 ? Json(c.epochs) : Json(""); });
   std::string none;
   v.text("tokens", none, "or the tokens to train on: 20B, 300M; rounded up to whole steps");
 }
 
 // Keys that say the same thing. Where the config has the one and a word behind it the other, the word wins.
-constexpr std::pair<const char*, const char*> kTwins[] = {{"train.steps", "train.tokens"}, {"norm.p", "norm.kappa"}};
+constexpr std::pair<const char*, const char*> kTwins[] = {
+    {"train.steps", "train.tokens"}, {"train.steps", "train.epochs"}, {"train.tokens", "train.epochs"}, {"norm.p", "norm.kappa"}};
 
 bool names_key(const std::string& word, const std::string& key) { return word.starts_with(key + "=") && word != key + "=null"; }
 
@@ -138,11 +173,10 @@ void let_words_win(Json& tree, const std::string& file, const std::vector<std::s
 
 // What may change when a run goes on.
 bool may_change(const std::string& key) {
-  static const std::set<std::string> kFree = {"model.init",         "model.preset",      "data.train",        "data.valid",
-                                              "data.tokenizer",     "train.steps",       "train.micro_batch", "train.eval_every",
-                                              "train.eval_batches", "train.save_every",  "train.keep",        "train.save",
-                                              "train.log_every",    "train.max_skipped", "train.recompute",   "run.dir",
-                                              "run.device",         "run.threads",       "run.resume"};
+  static const std::set<std::string> kFree = {
+      "model.init",       "model.preset",       "data.train",       "data.valid", "data.tokenizer", "train.steps",     "train.micro_batch",
+      "train.eval_every", "train.eval_batches", "train.save_every", "train.keep", "train.save",     "train.log_every", "train.max_skipped",
+      "train.select",     "train.patience",     "train.recompute",  "run.dir",    "run.device",     "run.threads",     "run.resume"};
   return kFree.contains(key) || key.starts_with("eval.");
 }
 
@@ -157,8 +191,8 @@ void flatten(const Json& tree, const std::string& path, std::vector<std::pair<st
 }
 
 // A bare key that only exists inside a section: say where.
-void explain_bare(const Json& tree) {
-  const auto keys = config_keys();
+void explain_bare(const Json& tree, Work work) {
+  const auto keys = config_keys(work);
   for (const auto& [name, value] : tree.items()) {
     const auto has = [&](const std::string& prefix, const std::string& suffix) {
       return std::find_if(keys.begin(), keys.end(), [&](const auto& e) { return e.key.starts_with(prefix) && e.key.ends_with(suffix); });
@@ -178,7 +212,8 @@ void explain_bare(const Json& tree) {
 
 // The checkpoint that model.init names is the base on which the model and norm sections stand.
 // Where it is gone and its run goes on, what that run made of it.
-void start_from(Json& model, const fs::path& run, ModelSection& section, Verify verify) {
+void start_from(Json& model, const fs::path& run, RunConfig& config, Verify verify) {
+  ModelSection& section = config.model;
   if (!model.is_object() || !model.contains("init") || !model["init"].is_string()) return;
   check_usage(!model.contains("preset"), "model.preset and model.init: a checkpoint brings its own shapes; give one of them");
   fs::path dir = model["init"].get<std::string>();
@@ -188,7 +223,7 @@ void start_from(Json& model, const fs::path& run, ModelSection& section, Verify 
     Json own = read_yaml((run / kResolved).string());
     if (own.is_object() && own.contains("model") && own["model"].is_object()) own["model"].erase("init");
     if (own.is_object() && own.contains("run") && own["run"].is_object()) own["run"].erase("resume");
-    section.config = read_run_config(own).model.config;
+    section.config = read_run_config(own, verify, config.work).model.config;
     section.vocab_given = true;
     return;
   }
@@ -204,9 +239,21 @@ void start_from(Json& model, const fs::path& run, ModelSection& section, Verify 
 }  // namespace
 
 template <class V>
+static void chat_fields(ChatSection& c, V& v) {
+  v.text("template", c.chat_template, "how conversations are written: a name, or a YAML file; auto = the tokenizer's own, else default");
+  v.boolean("mask_prompt", c.mask_prompt, "learn the answers alone, not what they answer");
+  v.choice("packing", c.packing, kPacking,
+           "what a batch counts: conversations, or rows of seq_len tokens filled with them (they do not see each other)");
+  v.choice("shuffle", c.shuffle, kShuffle, "the order of an epoch: our own, torch.randperm's, or that of the file");
+}
+
+template <class V>
 static void fields(DataSection& c, V& v) {
   v.custom(
-      "train", "token files, text files (.txt, .jsonl, .gz, .zst), folders, patterns; or [{path: A, weight: 0.7}, …]",
+      "train",
+      c.chat ? "conversations: .json, .jsonl (.gz, .zst) as alpaca, ShareGPT or messages; prepared .safetensors; or [{path: A, weight: "
+               "0.7}, …]"
+             : "token files, text files (.txt, .jsonl, .gz, .zst), folders, patterns; or [{path: A, weight: 0.7}, …]",
       [&](const Json& j, const std::string& key) { c.train = read_entries(j, key); }, [&] { return write_entries(c.train); });
   v.custom(
       "valid", "the same, for validation; in file order", [&](const Json& j, const std::string& key) { c.valid = read_entries(j, key); },
@@ -214,8 +261,11 @@ static void fields(DataSection& c, V& v) {
   v.text(
       "tokenizer", c.tokenizer,
       "bytes, a file, a folder, a checkpoint or a run; auto = what the token files were packed with, else that of model.init, else bytes");
-  v.integer("seq_len", c.seq_len, "tokens per row", {.at_least = 1});
-  v.choice("attend", c.attend, kAttend, "whether packed documents see each other");
+  v.integer("seq_len", c.seq_len, c.chat ? "tokens of a conversation; what is longer is cut" : "tokens per row", {.at_least = 1});
+  if (c.chat)
+    chat_fields(*c.chat, v);
+  else
+    v.choice("attend", c.attend, kAttend, "whether packed documents see each other");
 }
 
 template <class V>
@@ -227,9 +277,11 @@ static void fields(TrainSection& c, V& v) {
   v.custom(
       "optimizer", "what makes new weights out of gradients",
       [&](const Json& j, const std::string& key) { c.optimizer = read_optimizer(j, key); }, [&] { return Json(c.optimizer); });
+  v.choice("schedule", c.schedule, kSchedule, "how the rate falls behind the warm-up; cosine_hf is transformers' cosine_with_min_lr");
   v.number("lr", c.lr, "peak learning rate", {.above = 0});
   v.number("min_lr_ratio", c.min_lr_ratio, "learning rate of the last step, as a share of the peak", share);
   v.number("warmup_ratio", c.warmup_ratio, "share of the steps in which the rate rises to its peak", share);
+  v.number("decay_ratio", c.decay_ratio, "wsd: share of the steps, at the end, in which the rate falls", share);
   v.number("weight_decay", c.weight_decay, "decoupled weight decay, on matrices and SeeDNorm's gate and direction", from0);
   v.custom(
       "betas", "AdamW's decay of the first and second moment",
@@ -241,11 +293,13 @@ static void fields(TrainSection& c, V& v) {
       [&] { return Json(c.betas); });
   v.number("adam_eps", c.adam_eps, "AdamW's epsilon", {.above = 0});
   v.number("clip", c.clip, "largest global gradient norm; 0 = no clipping", from0);
-  v.integer("eval_every", c.eval_every, "steps between evaluations (one more at the end); 0 = only at the end", from0);
+  interval(v, "eval_every", c.eval_every, "steps between evaluations, or epoch (one more at the end); 0 = only at the end");
   v.integer("eval_batches", c.eval_batches, "batches per evaluation; 0 = all of data.valid", from0);
-  v.integer("save_every", c.save_every, "steps between checkpoints (one more at the end); 0 = only at the end", from0);
+  interval(v, "save_every", c.save_every, "steps between checkpoints, or epoch (one more at the end); 0 = only at the end");
   v.integer("keep", c.keep, "checkpoints to keep", from1);
   v.choice("save", c.save, kSave, "weights: only the newest checkpoint keeps its optimizer state");
+  v.choice("select", c.select, kSelect, "best: the checkpoint with the lowest validation loss is kept, and linked as best");
+  v.integer("patience", c.patience, "end after so many validations in a row without a lower loss; 0 = never", from0);
   v.integer("log_every", c.log_every, "steps between lines of metrics", from1);
   v.integer("max_skipped", c.max_skipped, "stop after so many steps in a row whose loss or gradient is not finite", from1);
   v.choice("recompute", c.recompute, kRecompute, "what the backward computes again instead of keeping it");
@@ -258,7 +312,7 @@ static void fields(EvalSection& c, V& v) {
       "tasks", "benchmark tasks to ask between steps, as bhyt eval knows them: [arc_easy, piqa]",
       [&](const Json& j, const std::string& key) { c.tasks = read_names(j, key); }, [&] { return Json(c.tasks); });
   v.text("data", c.data, "folder with their data sets: TASK/SPLIT.jsonl[.gz|.zst]");
-  v.integer("every", c.every, "steps between them (once more at the end); 0 = only at the end", from0);
+  interval(v, "every", c.every, "steps between them, or epoch (once more at the end); 0 = only at the end");
   v.integer("shots", c.shots, "solved examples before each question", from0);
   v.integer("seed", c.seed, "of the draw of examples");
   v.integer("limit", c.limit, "the first documents of each task only; 0 = all", from0);
@@ -300,7 +354,28 @@ Json config_tree(const std::string& file, const std::vector<std::string>& overri
   return tree;
 }
 
-Json training_tree(const std::string& file, const std::vector<std::string>& overrides) {
+namespace {
+
+// What a command's defaults are.
+RunConfig defaults_of(Work work) {
+  RunConfig c;
+  c.work = work;
+  if (work == Work::pretraining) return c;
+  c.run.dir = "runs/sft";
+  c.data.seq_len = 2048;
+  c.data.chat.emplace();
+  c.train.epochs = 3;
+  c.train.lr = 1e-5;
+  c.train.betas = {0.9, 0.999};
+  c.train.eval_every = c.train.save_every = c.eval.every = kEveryEpoch;
+  c.train.eval_batches = 0;
+  c.train.select = Select::best;
+  return c;
+}
+
+}  // namespace
+
+Json training_tree(const std::string& file, const std::vector<std::string>& overrides, Work work) {
   std::error_code ignored;
   check_usage(!fs::is_directory(file, ignored), "config {0} is a folder; run.dir={0} resume=auto goes on with the run that is there", file);
   check_usage(!TokenFile::recognised(file) && !(is_there(file) && named_as_text(file)),
@@ -310,7 +385,7 @@ Json training_tree(const std::string& file, const std::vector<std::string>& over
     const auto found = words.find(section);
     return found != words.end() && found->is_object() && found->contains(key) ? &found->at(key) : nullptr;
   };
-  const fs::path run = given("run", "dir") ? schema::Reader::as_text("run.dir", *given("run", "dir")) : RunSection().dir;
+  const fs::path run = given("run", "dir") ? schema::Reader::as_text("run.dir", *given("run", "dir")) : defaults_of(work).run.dir;
   if (!file.empty() || given("data", "train")) return words;
   const bool goes_on = given("run", "resume") && *given("run", "resume") != "never";
   const bool there = fs::is_regular_file(run / kResolved, ignored);
@@ -324,15 +399,15 @@ Json training_tree(const std::string& file, const std::vector<std::string>& over
   return config_tree((run / kResolved).string(), overrides);
 }
 
-RunConfig read_run_config(const Json& given, Verify verify) {
+RunConfig read_run_config(const Json& given, Verify verify, Work work) {
   Json tree = given;
-  explain_bare(tree);
-  RunConfig c;
+  explain_bare(tree, work);
+  RunConfig c = defaults_of(work);
   const Json run = tree.value("run", Json::object());
   const Json resume = run.is_object() ? run.value("resume", Json()) : Json();
   const bool resuming = resume == "auto" || resume == "must";
   const auto dir = [&] { return run.contains("dir") ? schema::Reader::as_text("run.dir", run["dir"]) : c.run.dir; };
-  if (tree.contains("model")) start_from(tree["model"], resuming ? dir() : "", c.model, verify);
+  if (tree.contains("model")) start_from(tree["model"], resuming ? dir() : "", c, verify);
   schema::read(c, tree);
   if (c.train.tokens > 0) {
     const double per_step = static_cast<double>(c.train.batch) * static_cast<double>(c.data.seq_len);
@@ -346,6 +421,18 @@ RunConfig read_run_config(const Json& given, Verify verify) {
   c.model.config.max_positions = std::max(c.model.config.max_positions, c.data.seq_len);
   if (c.model.config.norm.seq_len == 0) c.model.config.norm.seq_len = c.data.seq_len;
   return c;
+}
+
+void settle_epochs(RunConfig& c, std::int64_t batches) {
+  if (c.train.epochs > 0) {
+    const double steps = std::ceil(c.train.epochs * static_cast<double>(batches) * (1 - 1e-12));
+    check_usage(steps <= kMostSteps, "train.epochs must come to at most {:.0e} steps, got {:g} epochs of {} steps", kMostSteps,
+                c.train.epochs, batches);
+    c.train.steps = std::max<std::int64_t>(static_cast<std::int64_t>(steps), 1);
+    c.train.epochs = 0;
+  }
+  for (std::int64_t* every : {&c.train.eval_every, &c.train.save_every, &c.eval.every})
+    if (*every == kEveryEpoch) *every = batches;
 }
 
 Json resolved_tree(const RunConfig& config) { return schema::write(config); }
@@ -370,8 +457,8 @@ std::vector<std::string> differences(const Json& before, const Json& now) {
   return out;
 }
 
-std::vector<schema::Lister::Entry> config_keys() {
-  RunConfig c;
+std::vector<schema::Lister::Entry> config_keys(Work work) {
+  RunConfig c = defaults_of(work);
   schema::Lister lister;
   fields(c, lister);
   return std::move(lister.entries);

@@ -13,6 +13,7 @@
 #include "model/activations.h"
 #include "model/checkpoint_files.h"
 #include "model/config_keys.h"
+#include "train/schedule.h"
 
 namespace bhyt::train {
 
@@ -23,26 +24,47 @@ struct DataEntry {
   double weight = 0;  // of a mixture; 0 = by its size
 };
 
+// What a run makes of its data: texts to continue, or conversations whose answers are learned. The second has keys and defaults of its own.
+enum class Work : std::uint8_t { pretraining, fine_tuning };
+
+enum class Packing : std::uint8_t { none, documents };
+enum class Shuffle : std::uint8_t { own, torch, none };
+
+// How fine-tuning reads conversations.
+struct ChatSection {
+  std::string chat_template = "auto";  // auto: the tokenizer's own, else default
+  bool mask_prompt = true;
+  Packing packing = Packing::none;
+  Shuffle shuffle = Shuffle::own;
+};
+
 struct DataSection {
   std::vector<DataEntry> train, valid;
   std::string tokenizer = "auto";  // auto: what the token files were packed with, else bytes
   std::int64_t seq_len = 1024;
   Attend attend = Attend::row;
+  std::optional<ChatSection> chat;  // fine-tuning
 };
 
 enum class Save : std::uint8_t { full, weights };
+enum class Select : std::uint8_t { last, best };
+constexpr std::int64_t kEveryEpoch = -1;  // of eval_every, save_every and eval.every, until the data is known
 
 struct TrainSection {
   std::int64_t steps = 20000;
   double tokens = 0;             // replaces steps until the config is settled
+  double epochs = 0;             // replaces steps until the data is known
   std::int64_t batch = 16;       // sequences per optimizer step
   std::int64_t micro_batch = 0;  // 0 = auto
   std::string optimizer = "adamw";
-  double lr = 5e-4, min_lr_ratio = 0.01, warmup_ratio = 0.1, weight_decay = 0.1;
+  ScheduleKind schedule = ScheduleKind::cosine;
+  double lr = 5e-4, min_lr_ratio = 0.01, warmup_ratio = 0.1, decay_ratio = 0.2, weight_decay = 0.1;
   std::array<double, 2> betas{0.9, 0.95};
   double adam_eps = 1e-8, clip = 1.0;
   std::int64_t eval_every = 500, eval_batches = 32, save_every = 1000, keep = 3, log_every = 10, max_skipped = 10;
   Save save = Save::full;
+  Select select = Select::last;
+  std::int64_t patience = 0;  // validations without a better one before the run ends; 0 = no such end
   Recompute recompute = Recompute::none;
 };
 
@@ -67,6 +89,7 @@ struct RunSection {
 };
 
 struct RunConfig {
+  Work work = Work::pretraining;
   ModelSection model;  // its config holds the norm section too
   DataSection data;
   TrainSection train;
@@ -80,12 +103,15 @@ Json config_tree(const std::string& file, const std::vector<std::string>& overri
 
 // The same for a command that trains. Words alone that name neither data nor a config mean the run that run.dir holds (resume=auto): its
 // own config is then the base.
-Json training_tree(const std::string& file, const std::vector<std::string>& overrides);
+Json training_tree(const std::string& file, const std::vector<std::string>& overrides, Work work = Work::pretraining);
 
 // Reads and checks a tree: unknown keys, types, ranges, tokens → steps, p → κ. With model.init the checkpoint's config is the base, once
 // its files were found to be whole.
 // data.train may still be missing: not every command trains.
-RunConfig read_run_config(const Json& tree, Verify verify = Verify::yes);
+RunConfig read_run_config(const Json& tree, Verify verify = Verify::yes, Work work = Work::pretraining);
+
+// Once it is known how many batches one pass over the data makes: epochs → steps, "every epoch" → so many steps.
+void settle_epochs(RunConfig& config, std::int64_t batches);
 
 // Every key explicit, with the format version: what goes into resolved.yaml, and what read_run_config turns back into the same config.
 Json resolved_tree(const RunConfig& config);
@@ -95,7 +121,7 @@ Json mathematics(const Json& resolved);
 // "train.lr was 0.0005, now is 0.001" for every difference.
 std::vector<std::string> differences(const Json& before, const Json& now);
 
-// All keys with help and default, for `bhyt help pretrain`.
-std::vector<schema::Lister::Entry> config_keys();
+// All keys with help and default, for `bhyt help pretrain` and `bhyt help sft`.
+std::vector<schema::Lister::Entry> config_keys(Work work = Work::pretraining);
 
 }  // namespace bhyt::train

@@ -65,12 +65,12 @@ struct Trainer::Impl {
     zero(*s().ctx, result.loss());
     for (std::int64_t i = 0; i < pieces; ++i) {
       if (i > 0 && stop.received()) return false;
-      s().pass->run(u.piece(i * u.micro_batch()), {.gradients = *s().gradients,
-                                                   .loss = result.loss(),
-                                                   .scale = static_cast<float>(1.0 / std::max(static_cast<double>(u.scored()), 1.0)),
-                                                   .tokens_in_step = static_cast<double>(u.rows() * s().config.data.seq_len),
-                                                   .with_aux = (step - 1) % norms.aux_every == 0,
-                                                   .accumulate = i > 0});
+      s().pass->run(u.piece(i), {.gradients = *s().gradients,
+                                 .loss = result.loss(),
+                                 .scale_by = u.scale(),
+                                 .tokens_in_step = static_cast<double>(u.tokens()),
+                                 .with_aux = (step - 1) % norms.aux_every == 0,
+                                 .accumulate = i > 0});
       if ((i + 1) % total.ahead(pieces) != 0 || i + 1 == pieces) continue;
       s().ctx->synchronize();
       progress.show(i + 1, pieces);

@@ -36,6 +36,7 @@ void cross_entropy(Context& ctx, const CrossEntropy& job) {
   check(job.targets.data || n == 0, "[cross_entropy] expected targets, got none");
   check_vector(job.targets, "targets", DType::i32, n, x.device);
   check_vector(job.weights, "weights", DType::f32, n, x.device);
+  check_vector(job.scale_by, "scale_by", DType::f32, 1, x.device);
   check_vector(job.loss, "loss", DType::f32, 1, x.device);
   check_vector(job.losses, "losses", DType::f32, n, x.device);
   check_vector(job.greedy, "greedy", DType::i32, n, x.device);

@@ -72,7 +72,7 @@ __device__ __forceinline__ void store_gradient(T* p, const float* v) {
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
     softmax_kernel(T* logits, std::int64_t ld, bool backward, int vocab, const std::int32_t* targets, const float* weights, float scale,
-                   float* losses, float* weighted, std::int32_t* greedy) {
+                   const float* scale_by, float* losses, float* weighted, std::int32_t* greedy) {
   constexpr int U = V == 1 ? 4 : 16 / V, kStep = kThreads * V;
   __shared__ Online shared[kThreads / 32];
   const std::int64_t row = blockIdx.x;
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   if (!backward) return;
   __syncthreads();  // x[target] above is read before it is overwritten
-  const float factor = weight * scale, inverse = factor / o.sum;
+  const float factor = weight * (scale_by ? scale * *scale_by : scale), inverse = factor / o.sum;
   for (int first = threadIdx.x * V; first < vocab; first += U * kStep) {
     float v[U][V];
     load_pieces(first, v);
@@ -173,7 +173,7 @@ void cross_entropy(Context& ctx, const CrossEntropy& job) {
       const auto launch = [&](auto wide) {
         softmax_kernel<T, decltype(wide)::value><<<static_cast<unsigned>(count), kThreads, 0, stream(ctx)>>>(
             logits.as<T>(), logits.ld, static_cast<bool>(job.dx), static_cast<int>(vocab), job.targets.as<std::int32_t>() + first,
-            job.weights ? job.weights.as<float>() + first : nullptr, job.scale, job.losses ? job.losses.as<float>() + first : nullptr,
+            job.weights ? job.weights.as<float>() + first : nullptr, job.scale, job.scale_by ? job.scale_by.as<float>() : nullptr, job.losses ? job.losses.as<float>() + first : nullptr,
             weighted + first, job.greedy ? job.greedy.as<std::int32_t>() + first : nullptr);
       };
       if (vocab % Vec<T>::n == 0 && reinterpret_cast<std::uintptr_t>(base) % 16 == 0)

@@ -12,6 +12,7 @@ struct CrossEntropy {
   Tensor targets;   // int32 [N]; a negative target is skipped
   Tensor weights;   // fp32 [N], the weight of each token; empty = 1
   float scale = 1;  // what the gradients (not the loss) are multiplied by: 1 / the weight of all tokens of the step
+  Tensor scale_by;  // fp32 [1] or empty: scale is multiplied by it; read on the device, so that a recorded graph serves any value
   Tensor loss;      // fp32 [1] += Σ weight · (−log p(target)); may be empty
   Tensor losses;    // fp32 [N], −log p per token (0 where skipped); may be empty
   Tensor greedy;    // int32 [N], argmax of the logits; may be empty

@@ -95,6 +95,7 @@ void check_targets(const CrossEntropy& job) {
 void softmax_rows(Context& ctx, const CrossEntropy& job, std::int64_t first, const Tensor& logits, double* row_losses) {
   const bool pack = job.x.dtype == DType::bf16;
   const std::int64_t vocab = logits.cols();
+  const float scale = job.scale_by ? job.scale * *job.scale_by.as<float>() : job.scale;
   parallel_tasks(ctx.threads(), logits.rows(), [&](std::int64_t r) {
     const std::int64_t i = first + r;
     float* row = logits.as<float>() + r * logits.ld;
@@ -103,7 +104,7 @@ void softmax_rows(Context& ctx, const CrossEntropy& job, std::int64_t first, con
     if (job.greedy) job.greedy.as<std::int32_t>()[i] = argmax(row, vocab);
     double loss = 0;
     if (target >= 0)
-      loss = row_loss(row, vocab, target, static_cast<bool>(job.dx), weight * job.scale, pack);
+      loss = row_loss(row, vocab, target, static_cast<bool>(job.dx), weight * scale, pack);
     else if (job.dx)
       std::memset(row, 0, static_cast<std::size_t>(vocab) * sizeof(float));
     if (job.losses) job.losses.as<float>()[i] = static_cast<float>(loss);
