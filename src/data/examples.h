@@ -42,7 +42,7 @@ struct ExampleSummary {
   };
   std::array<Dropped, kDrops> dropped;      // by Drop
   std::vector<std::int32_t> lengths;        // of the examples, in order
-  std::vector<std::uint64_t> fingerprints;  // of the examples' ids and labels, in order
+  std::vector<std::uint64_t> fingerprints;  // of the examples' ids, in order
   std::int64_t dropped_count() const { return records - kept; }
 };
 
