@@ -263,4 +263,11 @@ bool JsonText::utf8() {
   return true;
 }
 
+std::string json_mistake(std::string_view text) {
+  JsonText scanner("");
+  std::string_view ignored;
+  scanner.scan(text, ignored);
+  return scanner.error().starts_with("bad JSON") ? scanner.error() : "bad JSON";
+}
+
 }  // namespace bhyt

@@ -35,4 +35,7 @@ class JsonText {
   int depth_ = 0;
 };
 
+// What is wrong with a text that is not JSON, or not an object: "bad JSON: expected … at byte 7".
+std::string json_mistake(std::string_view text);
+
 }  // namespace bhyt

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "data/bytes_in.h"
 #include "data/files.h"
-#include "data/input.h"
 #include "data/json_text.h"
 
 namespace bhyt {
@@ -23,54 +23,18 @@ std::string shown(const Document& value) {
   return text.substr(0, end) + "…";
 }
 
-// Lines end at \n only: texts hold other characters that some take for the end of a line.
-class Lines {
- public:
-  explicit Lines(const std::string& file) : stream_(open_input(find_inputs({file}).at(0))) {}
-
-  // The next line, which lasts until the next call; nothing at the end.
-  std::optional<std::string_view> next() {
-    std::size_t end = 0;
-    while ((end = buffer_.find('\n', std::max(at_, searched_))) == std::string::npos)
-      if (!more()) break;
-    if (at_ == buffer_.size()) return std::nullopt;
-    const std::string_view line = std::string_view(buffer_).substr(at_, end == std::string::npos ? end : end - at_);
-    at_ = std::min(buffer_.size(), at_ + line.size() + 1);
-    searched_ = at_;
-    return line;
-  }
-
- private:
-  bool more() {
-    buffer_.erase(0, at_);
-    at_ = 0;
-    searched_ = buffer_.size();
-    buffer_.resize(searched_ + kRead);
-    buffer_.resize(searched_ + stream_->read(buffer_.data() + searched_, kRead));
-    return buffer_.size() > searched_;
-  }
-
-  static constexpr std::size_t kRead = 1 << 18;
-  std::unique_ptr<InputStream> stream_;
-  std::string buffer_;
-  std::size_t at_ = 0, searched_ = 0;  // where the line begins, and from where on it may end
-};
-
 Document parse(std::string_view line, const std::string& file, std::int64_t number) {
   Document row = Document::parse(line, nullptr, false);
   if (row.is_object()) return row;
-  JsonText scanner("");  // knows better what is wrong
-  std::string_view ignored;
-  scanner.scan(line, ignored);
-  throw Error(fmt::format("{}, line {}: {}", file, number, scanner.error().starts_with("bad JSON") ? scanner.error() : "bad JSON"));
+  throw Error(fmt::format("{}, line {}: {}", file, number, json_mistake(line)));
 }
 
 void for_each_line(const std::string& file, const std::function<bool(Document&&, std::int64_t)>& take) {
-  Lines lines(file);
+  InputBytes bytes(find_inputs({file}).at(0));
   std::int64_t number = 0;
-  while (const auto line = lines.next()) {
+  for (std::string line; bytes.line(line);) {
     ++number;
-    if (!take(parse(*line, file, number), number)) return;
+    if (!take(parse(line, file, number), number)) return;
   }
   check(number > 0, "{} is empty: expected one JSON object a line", file);
 }
