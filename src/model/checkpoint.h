@@ -27,9 +27,11 @@ bool is_plain_llama(const ModelConfig& config);
 std::unique_ptr<Model> load_model(Context& ctx, const std::filesystem::path& dir, DType type,
                                   const std::optional<Model::Repack>& for_generating = {});
 // What keeps the weights of a checkpoint from serving a config, a line per tensor.
-std::vector<std::string> weight_mismatches(const std::filesystem::path& dir, const ModelConfig& config);
-// Loads weights into parameters that exist already; missing and unexpected tensors are all named at once.
-void load_weights(const std::filesystem::path& dir, const Parameters& into, const ValueSink& sink = {});
+std::vector<std::string> weight_mismatches(const std::filesystem::path& dir, const ModelConfig& config, bool grow = false);
+// Loads weights into parameters that exist already; missing and unexpected tensors are all named at once. grow: an embedding and a head
+// may have more rows than their files; a new row is the mean of the others and noise drawn from this seed.
+void load_weights(const std::filesystem::path& dir, const Parameters& into, const ValueSink& sink = {},
+                  std::optional<std::uint64_t> grow = {});
 // Writes config.json and model.safetensors (parameters in their run type) into dir, which must exist. Weights that are not finite are
 // refused.
 void save_model(const std::filesystem::path& dir, const Model& model);

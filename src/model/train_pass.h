@@ -39,7 +39,7 @@ class TrainPass {
     const Gradients& gradients;
     Tensor loss;
     float scale = 1;
-    Tensor scale_by = {};  // fp32 [1] or empty: the scale is multiplied by what it holds when the step runs
+    Tensor scale_by = {};       // fp32 [1] or empty: the scale is multiplied by what it holds when the step runs
     double tokens_in_step = 0;  // over all micro-batches of the step, for the mean of the auxiliary loss
     bool with_aux = true;       // whether the auxiliary loss applies at this step
     bool accumulate = true;

@@ -38,6 +38,7 @@ void Uploader::put(const HostBatch& host) {
   next.memory.send(static_cast<std::size_t>(to - begin) * sizeof *to);
   next.rows = host.batch;
   next.seq = host.seq;
+  next.used = host.used > 0 ? host.used : host.batch * host.seq;
   next.examples = host.examples > 0 ? host.examples : host.batch;
   next.documents = !host.positions.empty();
 }

@@ -30,9 +30,10 @@ class Uploader {
   std::int64_t rows() const { return current().rows; }
   std::int64_t examples() const { return current().examples; }  // rows of the data
   std::int64_t tokens() const { return current().rows * current().seq; }
+  std::int64_t used() const { return current().used; }  // those of the data
   std::int64_t scored() const { return current().scored; }
-  Tensor scale() const;                                // fp32 [1] on the device: 1 / scored()
-  Batch piece(std::int64_t i) const;                   // the i-th micro-batch
+  Tensor scale() const;               // fp32 [1] on the device: 1 / scored()
+  Batch piece(std::int64_t i) const;  // the i-th micro-batch
   std::int64_t pieces() const { return (rows() + piece_rows() - 1) / piece_rows(); }
   std::int64_t batch() const { return shape_.batch; }  // the most rows
   std::int64_t most_pieces() const { return (shape_.batch + shape_.micro_batch - 1) / shape_.micro_batch; }
@@ -40,7 +41,7 @@ class Uploader {
  private:
   struct Slot {
     Mirror memory;  // the scale; then int32 [rows, seq]: tokens, targets and, where documents are told apart, positions and first
-    std::int64_t rows = 0, seq = 1, examples = 0, scored = 0;
+    std::int64_t rows = 0, seq = 1, examples = 0, used = 0, scored = 0;
     bool documents = false;
   };
   const Slot& current() const { return slots_[now_]; }

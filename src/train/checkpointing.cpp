@@ -12,7 +12,7 @@ namespace {
 Json state_json(const CheckpointContext& context, const Model& model, const Progress& p, bool interrupted) {
   const TrainSection& t = context.config.train;
   const double rows = static_cast<double>(p.step) * static_cast<double>(t.batch), epochs = rows / context.rows_per_epoch;
-  const std::int64_t seq = context.config.data.seq_len, tokens = p.step * t.batch * seq;
+  const std::int64_t seq = context.config.data.seq_len;
   Json own = {{"version", 1}, {"progress", to_json(p)}, {"mathematics", context.mathematics}};
   if (interrupted) own["interrupt"] = true;
   return {{"best_global_step", p.best_step ? Json(p.best_step) : Json()},
@@ -23,10 +23,10 @@ Json state_json(const CheckpointContext& context, const Model& model, const Prog
           {"log_history", p.log_history},
           {"logging_steps", t.log_every},
           {"max_steps", t.steps},
-          {"num_input_tokens_seen", tokens},
+          {"num_input_tokens_seen", p.tokens},
           {"num_train_epochs", static_cast<double>(t.steps * t.batch) / context.rows_per_epoch},
           {"save_steps", t.save_every},
-          {"total_flos", flops_per_token(model.config(), seq) * static_cast<double>(tokens)},
+          {"total_flos", flops_per_token(model.config(), seq) * static_cast<double>(p.tokens)},
           {"train_batch_size", t.batch},
           {"bhyt", own}};
 }
@@ -38,10 +38,10 @@ bool was_interrupt(const fs::path& checkpoint) {
   return state.is_object() && state.contains("bhyt") && state["bhyt"].contains("interrupt");
 }
 
-void prune(RunDir& dir, const TrainSection& train, std::int64_t newest, bool interrupted) {
+void prune(RunDir& dir, const TrainSection& train, const Progress& progress, bool interrupted) {
   std::int64_t kept = interrupted ? 0 : 1;
   for (const std::int64_t step : dir.checkpoints()) {
-    if (step >= newest) continue;
+    if (step >= progress.step || (train.select == Select::best && step == progress.best_step)) continue;
     // An interrupt's checkpoint is only there to go on from: the next one makes it superfluous.
     if (was_interrupt(dir.checkpoint(step)) || ++kept > train.keep)
       dir.remove_checkpoint(step);
@@ -52,8 +52,8 @@ void prune(RunDir& dir, const TrainSection& train, std::int64_t newest, bool int
 
 }  // namespace
 
-void tidy_checkpoints(RunDir& dir, const TrainSection& train, std::int64_t newest) {
-  prune(dir, train, newest, was_interrupt(dir.checkpoint(newest)));
+void tidy_checkpoints(RunDir& dir, const TrainSection& train, const Progress& progress) {
+  prune(dir, train, progress, was_interrupt(dir.checkpoint(progress.step)));
 }
 
 void save_checkpoint(RunDir& dir, const CheckpointContext& context, const Model& model, const Optimizer& optimizer,
@@ -64,7 +64,7 @@ void save_checkpoint(RunDir& dir, const CheckpointContext& context, const Model&
     save_optimizer(to / kOptimizerState, model, optimizer);
     write_synced(to / kTrainerState, state_json(context, model, progress, interrupted).dump(2) + "\n");
   });
-  prune(dir, context.config.train, progress.step, interrupted);
+  prune(dir, context.config.train, progress, interrupted);
 }
 
 namespace {

@@ -18,12 +18,13 @@ struct CheckpointContext {
   double rows_per_epoch = 1;
 };
 
-// Writes checkpoint-STEP, then lets go of what is no longer kept: interrupt checkpoints before it and all but the newest `keep` others.
+// Writes checkpoint-STEP, then lets go of what is no longer kept: interrupt checkpoints before it and all but the newest `keep` others
+// (and, where train.select says so, the best one).
 void save_checkpoint(RunDir& dir, const CheckpointContext& context, const Model& model, const Optimizer& optimizer,
                      const Progress& progress, bool interrupted);
 
-// Lets go of what a process that was killed while it saved checkpoint `newest` had still to let go of.
-void tidy_checkpoints(RunDir& dir, const TrainSection& train, std::int64_t newest);
+// Lets go of what a process that was killed while it saved its last checkpoint had still to let go of.
+void tidy_checkpoints(RunDir& dir, const TrainSection& train, const Progress& progress);
 
 struct Found {
   fs::path dir;

@@ -46,6 +46,9 @@ struct DataSection {
   std::optional<ChatSection> chat;  // fine-tuning
 };
 
+// Whether rows hold several documents that do not see each other.
+inline bool tells_documents(const DataSection& c) { return c.attend == Attend::document || c.chat; }
+
 enum class Save : std::uint8_t { full, weights };
 enum class Select : std::uint8_t { last, best };
 constexpr std::int64_t kEveryEpoch = -1;  // of eval_every, save_every and eval.every, until the data is known

@@ -13,6 +13,7 @@
 #include "data/pack.h"
 #include "data/token_file.h"
 #include "io/checkpoint_folders.h"
+#include "train/chat_data.h"
 
 namespace bhyt::train {
 
@@ -252,6 +253,11 @@ void settle_vocabulary(RunConfig& config, const Tokenizer* tokenizer, const Inpu
 }
 
 }  // namespace
+
+RunData::RunData() = default;
+RunData::~RunData() = default;
+RunData::RunData(RunData&&) noexcept = default;
+RunData& RunData::operator=(RunData&&) noexcept = default;
 
 RunData choose_data(RunConfig& config) {
   expand(config.data);

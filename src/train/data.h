@@ -10,11 +10,18 @@
 
 namespace bhyt::train {
 
+struct ChatData;  // train/chat_data.h
+
 struct RunData {
+  RunData();
+  ~RunData();
+  RunData(RunData&&) noexcept;
+  RunData& operator=(RunData&&) noexcept;
   std::unique_ptr<Tokenizer> tokenizer;  // null: the run knows ids only
   std::string why_no_tokenizer;          // then
   std::vector<DataPart> train, valid;    // token files
   std::uint64_t fingerprint = 0;         // of the tokenizer
+  std::unique_ptr<ChatData> chat;        // fine-tuning's, in the place of train and valid
 };
 
 // Expands the config's patterns in place, so that resolved.yaml names files; chooses the tokenizer (`auto`: what the token files were

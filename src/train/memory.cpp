@@ -57,8 +57,7 @@ void settle_micro_batch(RunConfig& c, const MemoryPlan& least, const FreeMemory&
 
 MemoryPlan plan_memory(const RunConfig& c, std::int64_t micro_batch) {
   const Parameters::Sizes sizes = Parameters::planned(c.model.config, *c.run.dtype);
-  const double batch =
-      Uploader::planned_bytes({.batch = c.train.batch, .seq = c.data.seq_len, .documents = c.data.attend == Attend::document}) / 2;
+  const double batch = Uploader::planned_bytes({.batch = c.train.batch, .seq = c.data.seq_len, .documents = tells_documents(c.data)}) / 2;
   const double sides = c.data.valid.empty() ? 1 : 2;
   MemoryPlan plan;
   plan.weights = static_cast<double>(sizes.value_bytes);

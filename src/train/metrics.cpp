@@ -14,6 +14,7 @@ constexpr const char* kValidTag = "valid/loss";
 // Bytes of the lines that are whole and not made after the progress that a run goes on from.
 std::size_t good_lines(const std::string& text, const Progress& progress) {
   std::size_t at = 0;
+  if (progress.step == 0) return at;
   for (std::size_t end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
     const Json line =
         Json::parse(text.begin() + static_cast<std::ptrdiff_t>(at), text.begin() + static_cast<std::ptrdiff_t>(end), nullptr, false);
@@ -66,8 +67,10 @@ void Metrics::training(const TrainingLine& l) {
   events_.write(now, l.step, scalars);
 }
 
-void Metrics::validation(std::int64_t step, double loss, std::int64_t tokens) {
-  put({{"step", step}, {"valid_loss", loss}, {"valid_tokens", tokens}});
+void Metrics::validation(std::int64_t step, double loss, std::int64_t tokens, std::optional<double> by_row) {
+  Json line = {{"step", step}, {"valid_loss", loss}, {"valid_tokens", tokens}};
+  if (by_row) line["eval_loss_hf"] = *by_row;
+  put(line);
   events_.write(unix_time(), step, {{kValidTag, static_cast<float>(loss)}});
 }
 

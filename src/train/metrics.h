@@ -28,7 +28,8 @@ class Metrics {
   Metrics(const fs::path& dir, const Progress& progress);
 
   void training(const TrainingLine& line);
-  void validation(std::int64_t step, double loss, std::int64_t tokens);
+  // by_row: transformers' eval_loss, where it is of interest.
+  void validation(std::int64_t step, double loss, std::int64_t tokens, std::optional<double> by_row = {});
   void tasks(std::int64_t step, const Results& results);
   void layers(std::int64_t step, const Json& layers);
   void event(std::int64_t step, const std::string& what, const std::string& reason);

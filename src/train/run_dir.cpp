@@ -28,7 +28,7 @@ fs::path first_missing(const fs::path& path) {
 
 // What a run writes, but for what the next one may use again (tuning.json, packed data).
 bool is_history(const std::string& name) {
-  constexpr const char* kNames[] = {"resolved.yaml", "run.json", "metrics.jsonl", "log.txt", "report.html", "best"};
+  constexpr const char* kNames[] = {"resolved.yaml", "run.json", "metrics.jsonl", "log.txt", "report.html", "merged", kBest};
   return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames) || name.starts_with("checkpoint-") ||
          name.starts_with("events.out.tfevents.");
 }
@@ -82,6 +82,17 @@ fs::path RunDir::set_aside() {
   for (const fs::path& entry : entries) fs::rename(entry, aside / entry.filename());
   sync_to_disk(path_);
   return aside;
+}
+
+void RunDir::link_best(std::int64_t step) {
+  if (step == 0 || !fs::exists(checkpoint(step))) return;
+  const fs::path link = path_ / kBest, beside = path_ / "tmp-best", target = checkpoint(step).filename();
+  std::error_code error;
+  if (fs::is_symlink(link) && fs::read_symlink(link, error) == target) return;
+  fs::remove(beside, error);
+  fs::create_directory_symlink(target, beside);
+  fs::rename(beside, link);
+  sync_to_disk(path_);
 }
 
 void RunDir::write_checkpoint(std::int64_t step, const std::function<void(const fs::path&)>& fill) {

@@ -10,6 +10,8 @@
 
 namespace bhyt::train {
 
+constexpr const char* kBest = "best";  // a link to the checkpoint with the lowest validation loss
+
 class RunDir {
  public:
   // Makes it where it is missing, locks it, clears what a killed process left half-written.
@@ -29,6 +31,7 @@ class RunDir {
   // When anything fails, nothing is left and what was there before is untouched.
   void write_checkpoint(std::int64_t step, const std::function<void(const fs::path&)>& fill);
   void remove_checkpoint(std::int64_t step);
+  void link_best(std::int64_t step);  // `best` stands for that checkpoint; nothing for step 0, or where it is not there
 
  private:
   void put_in_place(const fs::path& beside, std::int64_t step);

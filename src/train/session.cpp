@@ -9,6 +9,7 @@
 #include "machine/machine.h"
 #include "model/checkpoint.h"
 #include "ops/norm/config.h"
+#include "train/chat_data.h"
 #include "train/console.h"
 #include "train/memory.h"
 #include "train/token_rows.h"
@@ -19,12 +20,15 @@ namespace {
 
 constexpr const char* kResolved = "resolved.yaml";
 
+// Whether a model's vocabulary may be larger than that of the weights it starts from.
+bool grows(const RunConfig& config) { return config.work == Work::fine_tuning; }
+
 // The weights that model.init names must serve the model that the other keys make of it.
 void check_init(const RunConfig& config) {
   if (config.model.init.empty()) return;
   // A run that goes on has weights of its own.
   if (goes_on(config.run.resume) && !checkpoint_steps(config.run.dir).empty()) return;
-  if (weight_mismatches(config.model.init, config.model.config).empty()) return;
+  if (weight_mismatches(config.model.init, config.model.config, grows(config)).empty()) return;
   RunConfig stored = config;
   stored.model.config = read_model_config(fs::path(config.model.init) / "config.json");
   stored.model.config.max_positions = config.model.config.max_positions;
@@ -36,7 +40,7 @@ void check_init(const RunConfig& config) {
 // Fails on whatever is wrong with config and data before anything is written.
 RunData check_config(RunConfig& config) {
   config.device = parse_device(config.run.device);
-  RunData data = choose_data(config);
+  RunData data = config.work == Work::fine_tuning ? choose_chat_data(config) : choose_data(config);
   const ModelConfig& model = config.model.config;
   validate(model);
   plan_norms(model.norm, model.layers, model.d, model.eps);
@@ -92,9 +96,23 @@ void open_model(Session& s) {
   s.pass = std::make_unique<TrainPass>(ctx, *s.model,
                                        TrainPass::Shape{.batch = t.micro_batch, .seq = s.config.data.seq_len, .recompute = t.recompute});
   const Uploader::Shape shape{
-      .batch = t.batch, .micro_batch = t.micro_batch, .seq = s.config.data.seq_len, .documents = s.config.data.attend == Attend::document};
+      .batch = t.batch, .micro_batch = t.micro_batch, .seq = s.config.data.seq_len, .documents = tells_documents(s.config.data)};
   s.uploader = std::make_unique<Uploader>(ctx, shape);
   if (s.valid) s.valid_uploader = std::make_unique<Uploader>(ctx, shape);
+}
+
+// 1,000 conversations, 608,911 tokens, 547,541 scored | template llama3
+std::string chat_line(const ChatData& data, const DataSection& config) {
+  std::int64_t examples = 0, tokens = 0, scored = 0;
+  for (const WeightedExamples& set : data.train)
+    for (const Example& e : set.examples) {
+      ++examples;
+      tokens += std::ssize(e.ids);
+      scored += scored_tokens(e);
+    }
+  const std::string format = data.format ? " | template " + data.format->row().name : "";
+  return fmt::format("{} conversations, {} tokens, {} scored, at most {} each{}", grouped(examples), grouped(tokens), grouped(scored),
+                     config.seq_len, format);
 }
 
 void introduce(const Session& s) {
@@ -103,10 +121,15 @@ void introduce(const Session& s) {
   const std::int64_t pieces = (c.train.batch + c.train.micro_batch - 1) / c.train.micro_batch;
   log::info("{}", headline(*s.model));
   log::info("{}", memory_line(*s.pass, *s.model, *s.optimizer, s.gradients->arena.memory.bytes()));
-  log::info("data    {} rows of {} tokens | batch {}{} | {} steps = {} tokens, {:.3g} epochs | {}", grouped(s.train->rows()),
-            c.data.seq_len, c.train.batch, pieces > 1 ? fmt::format(" in {} pieces", pieces) : "", grouped(c.train.steps),
-            log::human_count(rows * static_cast<double>(c.data.seq_len)), rows / static_cast<double>(s.train->rows()), c.run.dir);
-  if (const std::string often = repetition(c.train, s.train->rows()); !often.empty()) log::warning("{}", often);
+  const std::string batch = fmt::format("batch {}{}", c.train.batch, pieces > 1 ? fmt::format(" in {} pieces", pieces) : "");
+  if (s.data.chat)
+    log::info("data    {} | {} | {} steps, {:.3g} epochs | {}", chat_line(*s.data.chat, c.data), batch, grouped(c.train.steps),
+              static_cast<double>(c.train.steps) / static_cast<double>(s.train->batches()), c.run.dir);
+  else
+    log::info("data    {} rows of {} tokens | {} | {} steps = {} tokens, {:.3g} epochs | {}", grouped(s.train->rows()), c.data.seq_len,
+              batch, grouped(c.train.steps), log::human_count(rows * static_cast<double>(c.data.seq_len)),
+              rows / static_cast<double>(s.train->rows()), c.run.dir);
+  if (const std::string often = s.data.chat ? "" : repetition(c.train, s.train->rows()); !often.empty()) log::warning("{}", often);
   if (const auto unused = unused_keys(c.model.config.norm); !unused.empty())
     log::warning("{}: of no use to the method {}", fmt::join(unused, ", "), c.model.config.norm.method);
 }
@@ -116,7 +139,7 @@ void make_weights(Session& s) {
   if (s.config.model.init.empty())
     s.model->parameters().initialize(s.config.run.seed, masters);
   else
-    load_weights(s.config.model.init, s.model->parameters(), masters);
+    load_weights(s.config.model.init, s.model->parameters(), masters, grows(s.config) ? std::optional(s.config.run.seed) : std::nullopt);
   s.model->refresh_constants();
 }
 
@@ -139,6 +162,7 @@ void warm_up(Session& s) {
 Json mathematics_of(const Session& s) {
   Json math = mathematics(resolved_tree(s.config));
   math["data.tokenizer"] = fmt::format("{:016x}", s.data.fingerprint);
+  if (s.data.chat) math["data.examples"] = fmt::format("{:016x}", fingerprint(*s.data.chat));
   double weights = 0;
   for (const DataEntry& e : s.config.data.train) weights += e.weight;
   for (const DataEntry& e : s.config.data.train)
@@ -167,7 +191,7 @@ void write_run_json(const Session& s, bool resumed) {
   facts["norm"] = norm_line(s.config.model.config.norm);
   facts["optimizer"] = s.config.train.optimizer;
   if (s.data.fingerprint) facts["tokenizer"] = fmt::format("{:016x}", s.data.fingerprint);
-  if (const std::string print = fingerprint(s.data.valid); !print.empty()) facts["validation_data"] = print;
+  if (const std::string print = s.data.chat ? "" : fingerprint(s.data.valid); !print.empty()) facts["validation_data"] = print;
   if (resumed) {
     const Json before = fs::exists(file) ? Json::parse(read_text(file), nullptr, false) : Json();
     if (before.is_object() && before.contains("started")) facts["started"] = before["started"];
@@ -181,6 +205,44 @@ void write_run_json(const Session& s, bool resumed) {
 }  // namespace
 
 namespace {
+
+// Fine-tuning's batches. On a GPU rows come in few lengths: each is recorded as a graph once.
+std::unique_ptr<BatchSource> chat_batches(const RunConfig& c, const std::vector<WeightedExamples>& sets, bool training, bool prepared) {
+  const std::int64_t multiple = (c.data.seq_len / 16 + 7) / 8 * 8;
+  return example_batches(sets, {.batch = c.train.batch,
+                                .seq_len = c.data.seq_len,
+                                .multiple = std::max<std::int64_t>(multiple, c.device.is_cuda() ? 128 : 8),
+                                .seed = c.run.seed,
+                                .packing = training ? c.data.chat->packing : Packing::none,
+                                .shuffle = training && !prepared ? c.data.chat->shuffle : Shuffle::none,
+                                .rounds = training && prepared});
+}
+
+void open_data(Session& s) {
+  const RunConfig& c = s.config;
+  if (!s.data.chat) {
+    pack_data(c.data, s.data, (s.dir->path() / "data").string());
+    s.train = training_rows(s.data.train, c);
+    if (!s.data.valid.empty()) s.valid = validation_rows(s.data.valid, c);
+    return;
+  }
+  ChatData& chat = *s.data.chat;
+  read_chat_data(s.ctx->threads(), c.data, chat);
+  check_vocabulary(chat, c.model.config);
+  s.train = chat_batches(c, chat.train, true, chat.prepared);
+  if (!chat.valid.empty()) s.valid = chat_batches(c, chat.valid, false, chat.prepared);
+}
+
+std::int64_t mean_length(const Session& s) {
+  if (!s.data.chat) return s.config.data.seq_len;
+  std::int64_t tokens = 0, examples = 0;
+  for (const WeightedExamples& set : s.data.chat->train)
+    for (const Example& e : set.examples) {
+      tokens += computed_tokens(e);
+      ++examples;
+    }
+  return std::max<std::int64_t>(tokens / std::max<std::int64_t>(examples, 1), 1);
+}
 
 void open_tasks(Session& s) {
   const EvalSection& eval = s.config.eval;
@@ -205,11 +267,11 @@ std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
   if (!s.config.run.dtype) s.config.run.dtype = s.config.device.is_cuda() ? DType::bf16 : DType::f32;
   settle_memory(s.config, free_memory_for(s.config));
 
-  pack_data(s.config.data, s.data, (s.dir->path() / "data").string());
+  open_data(s);
   if (!s.data.tokenizer) log::info("checkpoints will hold no tokenizer: {}", s.data.why_no_tokenizer);
   open_tasks(s);
-  s.train = training_rows(s.data.train, s.config);
-  if (!s.data.valid.empty()) s.valid = validation_rows(s.data.valid, s.config);
+  settle_epochs(s.config, s.train->batches());
+  s.length = mean_length(s);
   const Json math = mathematics_of(s);
   const bool changed = found && check_mathematics(*found, math, force);
 
@@ -220,6 +282,8 @@ std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
     make_weights(s);
   } else {
     s.progress = load_checkpoint(*found, *s.model, *s.optimizer);
+    if (s.progress.tokens == 0 && !s.data.chat)
+      s.progress.tokens = s.progress.step * s.config.train.batch * s.config.data.seq_len;  // of an older program
     if (changed) s.model->refresh_constants();  // those of the checkpoint may be another method's
     check_usage(s.progress.step <= s.config.train.steps, "train.steps must be at least {}, the step of {}, got {}", s.progress.step,
                 found->dir.string(), s.config.train.steps);

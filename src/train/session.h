@@ -32,6 +32,7 @@ struct Session {
   std::unique_ptr<TaskEval> tasks;  // null without eval.tasks
   std::unique_ptr<CheckpointContext> checkpoints;
   Progress progress;
+  std::int64_t length = 1;  // tokens that see each other, on average: of a row, or of a conversation
 };
 
 // Not movable once open: parts point at each other.

@@ -34,9 +34,9 @@ void load_optimizer(const fs::path& path, Model& model, Optimizer& optimizer) {
 }
 
 Json to_json(const Progress& p) {
-  Json out = {{"step", p.step},          {"updates", p.updates},       {"skipped_in_row", p.skipped_in_row},
-              {"loss_sum", p.loss_sum},  {"loss_count", p.loss_count}, {"best_metric", p.best_step ? Json(p.best_metric) : Json()},
-              {"best_step", p.best_step}};
+  Json out = {{"step", p.step},           {"updates", p.updates},       {"skipped_in_row", p.skipped_in_row},
+              {"loss_sum", p.loss_sum},   {"loss_count", p.loss_count}, {"best_metric", p.best_step ? Json(p.best_metric) : Json()},
+              {"best_step", p.best_step}, {"stale", p.stale},           {"tokens", p.tokens}};
   if (p.unvalidated) out["unvalidated"] = true;
   return out;
 }
@@ -52,6 +52,8 @@ Progress progress_from(const Json& state, const std::string& where) {
     p.loss_count = count_in(own, "loss_count");
     p.best_step = count_in(own, "best_step");
     if (p.best_step) p.best_metric = own.at("best_metric");
+    if (own.contains("stale")) p.stale = count_in(own, "stale");
+    if (own.contains("tokens")) p.tokens = count_in(own, "tokens");
     p.unvalidated = own.contains("unvalidated") && own.at("unvalidated").get<bool>();
     p.log_history = state.at("log_history");
     check(p.log_history.is_array(), "expected log_history to be a list, got {}", schema::show(p.log_history));

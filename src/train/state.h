@@ -23,6 +23,8 @@ struct Progress {
   bool unvalidated = false;  // the validation of this step is still to be made: a signal stopped it
   double best_metric = 0;    // lowest validation loss, at best_step (0 = none yet)
   std::int64_t best_step = 0;
+  std::int64_t stale = 0;   // validations since then
+  std::int64_t tokens = 0;  // that steps went over
   Json log_history = Json::array();
 };
 

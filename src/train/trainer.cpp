@@ -47,13 +47,10 @@ struct Trainer::Impl {
   Session& s() { return *session; }
   const TrainSection& train() const { return session->config.train; }
 
-  double tokens_per_step() const { return static_cast<double>(train().batch) * static_cast<double>(session->config.data.seq_len); }
-  double tok_s(const Clock& clock) const {
-    return clock.spent > 0 ? tokens_per_step() * static_cast<double>(clock.steps) / clock.spent : 0;
-  }
+  double tok_s(const Clock& clock) const { return clock.spent > 0 ? static_cast<double>(clock.tokens) / clock.spent : 0; }
   std::optional<double> mfu(const Clock& clock) const {
     if (peak <= 0) return std::nullopt;
-    return flops_per_token(session->model->config(), session->config.data.seq_len) * tok_s(clock) / peak;
+    return flops_per_token(session->model->config(), session->length) * tok_s(clock) / peak;
   }
 
   // Gradients and loss of one step, over all its micro-batches; every token weighs the same. False: a signal came between two of them.
@@ -148,18 +145,27 @@ struct Trainer::Impl {
       if (look) layers = stats->result();  // before the update: of the weights that made this step's loss
     }
     result.fetch();
-    const std::int64_t tokens = s().uploader->scored();
+    const std::int64_t tokens = s().uploader->scored(), used = s().uploader->used();
     if (step < train().steps) put_batch();
     settle();
-    lr = learning_rate(
-        {.lr = train().lr, .min_lr_ratio = train().min_lr_ratio, .warmup_ratio = train().warmup_ratio, .steps = train().steps}, step);
+    lr = learning_rate({.kind = train().schedule,
+                        .lr = train().lr,
+                        .min_lr_ratio = train().min_lr_ratio,
+                        .warmup_ratio = train().warmup_ratio,
+                        .decay_ratio = train().decay_ratio,
+                        .steps = train().steps},
+                       step);
     update(result);
     if (every(step, refresh_interval(s().config.model.config.norm, train().steps))) s().model->refresh_constants();
     p.step = step;
+    p.tokens += used;
     scored = tokens;
     unread = true;
     if (look) s().metrics->layers(step, layers);
-    for (Clock* c : {&total, &window}) ++c->steps;
+    for (Clock* c : {&total, &window}) {
+      ++c->steps;
+      c->tokens += used;
+    }
     return true;
   }
 
@@ -168,7 +174,7 @@ struct Trainer::Impl {
     if (p.loss_count == 0) return;  // all skipped
     const double mean = p.loss_sum / static_cast<double>(p.loss_count);
     s().metrics->training({.step = p.step,
-                           .tokens = p.step * train().batch * s().config.data.seq_len,
+                           .tokens = p.tokens,
                            .loss = mean,
                            .lr = lr,
                            .grad_norm = grad_norm,
@@ -237,13 +243,17 @@ struct Trainer::Impl {
       return done == all || !stop.received();
     });
     if (!e) return false;
-    s().metrics->validation(p.step, e->loss, e->tokens);
+    s().metrics->validation(p.step, e->loss, e->tokens, s().data.chat ? std::optional(e->loss_by_row) : std::nullopt);
     if (!p.log_history.empty() && p.log_history.back().contains("eval_loss") && p.log_history.back()["step"] == p.step)
       p.log_history.erase(p.log_history.size() - 1);  // it is made again
     p.log_history.push_back({{"step", p.step}, {"eval_loss", e->loss}});
-    if (std::isfinite(e->loss) && (p.best_step == 0 || e->loss < p.best_metric)) {
+    if (p.step == 0) {  // of the model that is started from: no candidate
+    } else if (std::isfinite(e->loss) && (p.best_step == 0 || e->loss < p.best_metric)) {
       p.best_metric = e->loss;
       p.best_step = p.step;
+      p.stale = 0;
+    } else {
+      ++p.stale;
     }
     outcome.valid_loss = e->loss;
     log::info("valid   step {}  loss {:.4f}  over {} tokens", p.step, e->loss, grouped(e->tokens));
@@ -256,12 +266,13 @@ struct Trainer::Impl {
     save_checkpoint(*s().dir, *s().checkpoints, *s().model, *s().optimizer, s().progress, interrupted);
     saved = s().progress.step;
     log::info("saved   {}", s().dir->checkpoint(saved).string());
+    if (train().select == Select::best) s().dir->link_best(s().progress.best_step);
   }
 
   // Everything that may follow a step. True: the run is at its end.
   bool after_step(const StopSignals& stop) {
     const Progress& p = s().progress;
-    const bool line = p.step == train().steps || every(p.step, train().log_every);
+    const bool line = finished() || every(p.step, train().log_every);
     if (total.steps == 1) s().tuning->update();
     if (line || valid_due() || tasks_due() || save_due()) {
       const Timed timed{total, window};
@@ -271,16 +282,25 @@ struct Trainer::Impl {
     if (line) write_line();
     return conclude(stop);
   }
+  // All steps are done, or validation has not become better for too long.
+  bool finished() { return s().progress.step == train().steps || out_of_patience(); }
+  bool out_of_patience() { return train().patience > 0 && s().progress.stale >= train().patience; }
   bool valid_due() { return s().valid && (s().progress.step == train().steps || every(s().progress.step, train().eval_every)); }
-  bool tasks_due() { return s().tasks && (s().progress.step == train().steps || every(s().progress.step, s().config.eval.every)); }
-  bool save_due() { return s().progress.step == train().steps || every(s().progress.step, train().save_every); }
+  bool tasks_due() { return s().tasks && (finished() || every(s().progress.step, s().config.eval.every)); }
+  bool save_due() {
+    const Progress& p = s().progress;
+    return finished() || every(p.step, train().save_every) || (train().select == Select::best && p.best_step == p.step);
+  }
 
   // What a step may still owe when its numbers are written: its validation and its checkpoint. True: the run is at its end.
   bool conclude(const StopSignals& stop) {
     Progress& p = s().progress;
-    const bool last = p.step == train().steps;
     p.unvalidated = valid_due() || tasks_due();
     if (p.unvalidated) reading([&] { validate(stop); });
+    const bool last = finished() && p.step > 0;
+    if (last && !p.unvalidated && p.step < train().steps)
+      log::info("ending at step {}: {} validations in a row without a lower loss than {:.4f} at step {}", p.step, p.stale, p.best_metric,
+                p.best_step);
     // While steps are being skipped the weights are in doubt: no checkpoint of them pushes out a good one.
     if (!p.unvalidated && save_due() && (last || p.skipped_in_row == 0)) save(false);
     if (!no_data && !p.unvalidated && (last || !stop.received())) return last;
@@ -302,12 +322,23 @@ struct Trainer::Impl {
       log::info("stopped by {} after step {}{}; resume=auto goes on from here", name, p.step, note);
   }
 
+  // The loss of the model that is started from. False where a signal came.
+  bool validate_start(const StopSignals& stop) {
+    reading([&] { validation_loss(stop); });
+    if (no_data) std::rethrow_exception(no_data);
+    if (!stop.received()) return true;
+    stop_here(stop, "");
+    return false;
+  }
+
   void go_on() {
     const StopSignals stop(kNotice, StopSignals::Second::quits);
     const Progress& p = s().progress;
     peak = peak_flops(*s().ctx, s().model->type());
     if (const std::string slow = slow_micro_batch(s().config, peak); !slow.empty()) log::warning("{}", slow);
+    if (train().select == Select::best) s().dir->link_best(p.best_step);  // a process that was killed may have left another
     if (p.unvalidated && conclude(stop)) return;
+    if (p.step == 0 && s().data.chat && s().valid && !validate_start(stop)) return;
     s().train->start(p.step);
     put_batch();
     if (no_data) std::rethrow_exception(no_data);
@@ -335,18 +366,25 @@ Outcome Trainer::run() {
   const Progress& p = t.s().progress;
   const std::int64_t steps = t.train().steps;
   t.saved = p.step;
-  if (p.step < steps || p.unvalidated) {
+  if (!t.finished() || p.unvalidated) {
     t.go_on();
   } else {
-    tidy_checkpoints(*t.s().dir, t.train(), steps);
-    log::info("nothing left to do: all {} steps are done", steps);
+    tidy_checkpoints(*t.s().dir, t.train(), p);
+    if (t.train().select == Select::best) t.s().dir->link_best(p.best_step);
+    log::info("nothing left to do: {}",
+              p.step == steps ? fmt::format("all {} steps are done", steps)
+                              : fmt::format("the run ended at step {}, as train.patience={} asks", p.step, t.train().patience));
   }
   t.outcome.step = p.step;
   t.outcome.tok_s = t.tok_s(t.total);
   if (t.saved > 0) t.outcome.checkpoint = t.s().dir->checkpoint(t.saved).string();
-  if (p.step == steps && t.total.steps > 0 && !t.outcome.signal)
-    log::info("done    {} steps  loss {:.4f}{}  {} tok/s", steps, t.outcome.loss,
+  if (p.best_step > 0) t.outcome.best = {p.best_step, p.best_metric};
+  if (t.finished() && t.total.steps > 0 && !t.outcome.signal) {
+    log::info("done    {} steps  loss {:.4f}{}  {} tok/s", p.step, t.outcome.loss,
               t.outcome.valid_loss ? fmt::format("  valid {:.4f}", *t.outcome.valid_loss) : "", log::human_count(t.outcome.tok_s));
+    if (t.train().select == Select::best && p.best_step > 0)
+      log::info("best    step {}  valid {:.4f}  {}", p.best_step, p.best_metric, (t.s().dir->path() / kBest).string());
+  }
   return t.outcome;
 }
 

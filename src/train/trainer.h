@@ -22,7 +22,12 @@ struct Outcome {
   std::optional<double> valid_loss;
   double tok_s = 0;        // over the whole call, evaluation and saving left out
   std::string checkpoint;  // the newest one
-  int signal = 0;          // SIGINT or SIGTERM when that ended it
+  struct Best {
+    std::int64_t step = 0;
+    double valid_loss = 0;
+  };
+  std::optional<Best> best;  // the lowest validation loss
+  int signal = 0;            // SIGINT or SIGTERM when that ended it
 };
 
 class Trainer {

@@ -173,8 +173,9 @@ void cross_entropy(Context& ctx, const CrossEntropy& job) {
       const auto launch = [&](auto wide) {
         softmax_kernel<T, decltype(wide)::value><<<static_cast<unsigned>(count), kThreads, 0, stream(ctx)>>>(
             logits.as<T>(), logits.ld, static_cast<bool>(job.dx), static_cast<int>(vocab), job.targets.as<std::int32_t>() + first,
-            job.weights ? job.weights.as<float>() + first : nullptr, job.scale, job.scale_by ? job.scale_by.as<float>() : nullptr, job.losses ? job.losses.as<float>() + first : nullptr,
-            weighted + first, job.greedy ? job.greedy.as<std::int32_t>() + first : nullptr);
+            job.weights ? job.weights.as<float>() + first : nullptr, job.scale, job.scale_by ? job.scale_by.as<float>() : nullptr,
+            job.losses ? job.losses.as<float>() + first : nullptr, weighted + first,
+            job.greedy ? job.greedy.as<std::int32_t>() + first : nullptr);
       };
       if (vocab % Vec<T>::n == 0 && reinterpret_cast<std::uintptr_t>(base) % 16 == 0)
         launch(std::integral_constant<int, Vec<T>::n>{});
