@@ -42,21 +42,28 @@ constexpr KnownJinja kKnown[] = {
 
 bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
-// What stands inside a tag without its blanks; strings in one kind of quotes, their escapes resolved.
+// A character of a string in single quotes.
+void add_quoted(std::string& out, char c) {
+  if (c == '\'' || c == '\\') out += '\\';
+  out += c;
+}
+
+// What stands inside a tag without its blanks; strings in one kind of quotes, with no escapes but \' and \\.
 std::string plain_tag(std::string_view tag) {
   std::string out;
   char quote = 0;
   for (std::size_t i = 0; i < tag.size(); ++i) {
-    const char c = tag[i];
+    char c = tag[i];
     if (!quote && is_blank(c)) continue;
-    if (quote && c == '\\' && i + 1 < tag.size()) {
-      const char next = tag[++i];
-      out += next == 'n' ? '\n' : next == 't' ? '\t' : next;
-      continue;
+    if (quote ? c == quote : c == '\'' || c == '"') {
+      quote = quote ? 0 : c;
+      out += '\'';
+    } else if (!quote) {
+      out += c;
+    } else {
+      if (c == '\\' && i + 1 < tag.size()) c = tag[++i] == 'n' ? '\n' : tag[i] == 't' ? '\t' : tag[i];
+      add_quoted(out, c);
     }
-    const bool edge = quote ? c == quote : c == '\'' || c == '"';
-    if (edge) quote = quote ? 0 : c;
-    out += edge ? '\'' : c;
   }
   return out;
 }
@@ -115,18 +122,22 @@ std::string plain_jinja(std::string_view text) {
   }
 }
 
+std::string jinja_string(const std::string& text) {
+  std::string out = "'";
+  for (const char c : text) add_quoted(out, c);
+  return out + "'";
+}
+
 // Slots as a Jinja sum: 'Human: ' + content + '<|endoftext|>' + '\nAssistant:'.
-std::string jinja_sum(const ChatSlots& slots, const Tokenizer& tokenizer, const std::string& content) {
+std::string jinja_sum(const ChatSlots& slots, const ChatTemplate& row, const Tokenizer& tokenizer, const std::string& content) {
   std::string sum;
   const auto add = [&](const std::string& term) { sum += (sum.empty() ? "" : " + ") + term; };
   const auto add_text = [&](const std::string& text) {
-    if (!text.empty()) add("'" + text + "'");
+    if (!text.empty()) add(jinja_string(text));
   };
   for (const std::string& slot : slots) {
-    const bool bos = slot == kBosSlot;
-    if (bos || slot == kEosSlot) {
-      const std::optional<TokenId> id = bos ? tokenizer.bos() : tokenizer.eos();
-      if (id) add_text(tokenizer.piece(*id, true));
+    if (const auto token = slot_token(slot, row, tokenizer)) {
+      add_text(*token);
       continue;
     }
     const std::size_t at = slot.find(kContent);
@@ -135,7 +146,7 @@ std::string jinja_sum(const ChatSlots& slots, const Tokenizer& tokenizer, const 
     add(content);
     add_text(slot.substr(at + kContent.size()));
   }
-  return sum;
+  return sum.empty() ? "''" : sum;
 }
 
 // The text in the place of kAnySystem where all else is equal.
@@ -170,16 +181,17 @@ std::string jinja_in_config(const std::filesystem::path& file) {
 }  // namespace
 
 std::string chat_jinja(const ChatTemplate& row, const Tokenizer& tokenizer) {
+  const std::string trim = row.trims ? " | trim" : "";
+  const auto sum = [&](const ChatSlots& slots, const char* content) { return jinja_sum(slots, row, tokenizer, content); };
   std::string j;
-  if (const std::string prefix = jinja_sum(row.prefix, tokenizer, ""); !prefix.empty()) j += "{{ " + prefix + " }}";
-  if (row.default_system) j += "{% set system_message = '" + *row.default_system + "' %}";
-  j += "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}{% set system_message = messages[0]['content'] %}";
-  j += "{% else %}{% set loop_messages = messages %}{% endif %}{% if system_message is defined %}{{ ";
-  j += jinja_sum(row.system, tokenizer, "system_message");
-  j += " }}{% endif %}{% for message in loop_messages %}{% set content = message['content'] %}{% if message['role'] == 'user' %}{{ ";
-  j += jinja_sum(row.user, tokenizer, "content");
-  j += " }}{% elif message['role'] == 'assistant' %}{{ ";
-  j += jinja_sum(row.answer, tokenizer, "content");
+  if (const std::string prefix = sum(row.prefix, ""); prefix != "''") j += "{{ " + prefix + " }}";
+  if (row.default_system) j += "{% set system_message = " + jinja_string(*row.default_system) + " %}";
+  j += "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}{% set system_message = messages[0]['content']";
+  j += trim + " %}{% else %}{% set loop_messages = messages %}{% endif %}{% if system_message is defined %}{{ ";
+  j += sum(row.system, "system_message");
+  j += " }}{% endif %}{% for message in loop_messages %}{% set content = message['content']" + trim;
+  j += " %}{% if message['role'] == 'user' %}{{ " + sum(row.user, "content");
+  j += " }}{% elif message['role'] == 'assistant' %}{{ " + sum(row.answer, "content");
   return j + " }}{% endif %}{% endfor %}";
 }
 
