@@ -149,6 +149,67 @@ std::string jinja_sum(const ChatSlots& slots, const ChatTemplate& row, const Tok
   return sum.empty() ? "''" : sum;
 }
 
+// Reads a plain_jinja text from its beginning.
+class JinjaCursor {
+ public:
+  explicit JinjaCursor(std::string_view text) : left_(text) {}
+  bool eat(std::string_view literal) {
+    const bool there = left_.starts_with(literal);
+    if (there) left_.remove_prefix(literal.size());
+    return there;
+  }
+  bool at_end() const { return left_.empty(); }
+
+  bool string(std::string& out) {
+    if (!eat("'")) return false;
+    for (; !left_.empty() && left_.front() != '\''; left_.remove_prefix(1)) {
+      if (left_.front() == '\\') left_.remove_prefix(1);
+      if (!left_.empty()) out += left_.front();
+    }
+    return eat("'");
+  }
+
+  // {{'text'+content+'text'}} as one slot.
+  bool slot(std::string_view content, ChatSlots& slots) {
+    if (!eat("{{")) return false;
+    std::string all;
+    do {
+      std::string text;
+      if (!content.empty() && eat(content))
+        all += kContent;
+      else if (string(text) && text.find(kContent) == std::string::npos)
+        all += text;
+      else
+        return false;
+    } while (eat("+"));
+    if (!all.empty()) slots = {all};
+    return eat("}}");
+  }
+
+ private:
+  std::string_view left_;
+};
+
+// A template of any texts in the shape that chat_jinja gives it: what a template from a user's file was saved as.
+std::optional<ChatTemplate> read_own_shape(const std::string& plain) {
+  ChatTemplate row{.name = "own"};
+  JinjaCursor at(plain);
+  if (!plain.starts_with("{%") && !at.slot("", row.prefix)) return std::nullopt;
+  if (at.eat("{%setsystem_message=")) {
+    if (!at.string(row.default_system.emplace()) || !at.eat("%}")) return std::nullopt;
+  }
+  if (!at.eat("{%ifmessages[0]['role']=='system'%}{%setloop_messages=messages[1:]%}{%setsystem_message=messages[0]['content']"))
+    return std::nullopt;
+  row.trims = at.eat("|trim");
+  const std::string_view trim = row.trims ? "|trim" : "";
+  const bool read = at.eat("%}{%else%}{%setloop_messages=messages%}{%endif%}{%ifsystem_messageisdefined%}") &&
+                    at.slot("system_message", row.system) &&
+                    at.eat("{%endif%}{%formessageinloop_messages%}{%setcontent=message['content']") && at.eat(trim) &&
+                    at.eat("%}{%ifmessage['role']=='user'%}") && at.slot("content", row.user) &&
+                    at.eat("{%elifmessage['role']=='assistant'%}") && at.slot("content", row.answer) && at.eat("{%endif%}{%endfor%}");
+  return read && at.at_end() ? std::optional(row) : std::nullopt;
+}
+
 // The text in the place of kAnySystem where all else is equal.
 std::optional<std::string> match_any_system(const std::string& known, const std::string& text) {
   const std::size_t hole = known.find(kAnySystem), after = known.size() - hole - kAnySystem.size();
@@ -209,7 +270,7 @@ std::optional<ChatTemplate> recognise_chat_template(std::string_view jinja, cons
     if (system) row.default_system = system;
     return row;
   }
-  return std::nullopt;
+  return read_own_shape(text);
 }
 
 std::optional<ChatTemplate> own_chat_template(const std::filesystem::path& where, const Tokenizer& tokenizer) {
