@@ -114,9 +114,8 @@ std::string show_dropped(const ExampleSummary& s) {
 }  // namespace
 
 void Samples::offer(const Example& example) {
-  const auto less = [](const Example& a, const Example& b) {
-    return mix64(static_cast<std::uint64_t>(a.index) + 1) < mix64(static_cast<std::uint64_t>(b.index) + 1);
-  };
+  const auto place = [](const Example& e) { return mix64(0x9E3779B97F4A7C15ull * static_cast<std::uint64_t>(e.index + 1)); };
+  const auto less = [&](const Example& a, const Example& b) { return place(a) < place(b); };
   if (kept_.size() == kMost && !less(example, kept_.front())) return;
   kept_.push_back(example);
   std::push_heap(kept_.begin(), kept_.end(), less);
