@@ -19,6 +19,7 @@
 #include "model/checkpoint.h"
 #include "model/kv_pages.h"
 #include "text/chat_jinja.h"
+#include "text/chat_template_yaml.h"
 
 namespace bhyt::cli {
 
@@ -34,7 +35,7 @@ struct ChatOptions {
 };
 
 ChatTemplate choose_template(const std::string& named, const std::string& tokenizer_at, const Tokenizer& tokenizer) {
-  if (!named.empty()) return find_chat_template(named);
+  if (!named.empty()) return load_chat_template(named);
   if (const auto own = own_chat_template(tokenizer_at, tokenizer)) {
     log::info("template {}, the tokenizer's own", own->name);
     return *own;
@@ -177,7 +178,7 @@ int cmd_chat(const Args& args) {
   o.model.add_to(app);
   app.add_option("--tokenizer", o.tokenizer, "tokenizer file or folder (otherwise the checkpoint's own)");
   app.add_option("--template", o.chat_template,
-                 "how turns are written: " + chat_template_names() + " (otherwise the tokenizer's own, else default)");
+                 "how turns are written: " + chat_template_names() + " or a FILE.yaml (otherwise the tokenizer's own, else default)");
   app.add_option("--system", o.system, "the system message");
   app.add_option("--max-tokens", o.limits.max_tokens, "how long an answer may be")->capture_default_str()->transform(count());
   app.add_option("--context", o.limits.context, "how many tokens the model sees at once (otherwise as many as it was trained with)")
@@ -186,7 +187,7 @@ int cmd_chat(const Args& args) {
   o.repack.add_to(app);
   app.add_option("key=value", o.words, "device=auto|cpu|cuda[:N] (auto), dtype=fp32|bf16 (fp32), threads=N");
   parse(app, args);
-  if (!o.chat_template.empty()) find_chat_template(o.chat_template);  // wrong ones before a model is loaded
+  if (!o.chat_template.empty()) load_chat_template(o.chat_template);  // wrong ones before a model is loaded
   check_sampling(o.sampling);
   const Placement where = take_placement(o.words, "auto");
   Context ctx(where.device, where.threads);

@@ -28,6 +28,7 @@ namespace {
 
 constexpr Command kCommands[] = {
     {"pretrain", "train from scratch, go on with a run, or start from a checkpoint", cmd_pretrain},
+    {"sft", "fine-tune a checkpoint on conversations, or show what they come to", cmd_sft},
     {"generate", "continue a prompt with a checkpoint", cmd_generate},
     {"chat", "talk to a model in the terminal", cmd_chat},
     {"eval", "benchmark tasks, document by document as lm-evaluation-harness gives them", cmd_eval},

@@ -9,6 +9,7 @@ namespace bhyt::cli {
 using Args = std::vector<std::string>;  // without "bhyt NAME"
 
 int cmd_pretrain(const Args& args);
+int cmd_sft(const Args& args);
 int cmd_generate(const Args& args);
 int cmd_chat(const Args& args);
 int cmd_eval(const Args& args);

@@ -19,6 +19,7 @@
 #include "model/checkpoint_files.h"
 #include "model/kv_pages.h"
 #include "text/chat_jinja.h"
+#include "text/chat_template_yaml.h"
 
 namespace bhyt::cli {
 
@@ -60,7 +61,8 @@ void add_options(CLI::App& app, EvalFlags& f) {
       ->transform(count())
       ->check(between(1, 1 << 30));
   app.add_flag("--chat", f.chat, "ask as a user in the tokenizer's chat template");
-  app.add_option("--template", f.chat_template, "with --chat, the template where the tokenizer has none: " + chat_template_names());
+  app.add_option("--template", f.chat_template,
+                 "with --chat, the template where the tokenizer has none: " + chat_template_names() + " or a FILE.yaml");
   app.add_flag("--json", f.json, "print the results as JSON, in the harness's words");
   app.add_option("--html", f.html, "write the results as a page, too");
   app.add_flag("--dry-run", f.dry_run, "only say how much there is to do, and show three questions");
@@ -147,7 +149,7 @@ class Subject {
     const std::string at = f.tokenizer.empty() ? checkpoint_.string() : f.tokenizer;
     std::optional<ChatTemplate> row;
     if (!f.chat_template.empty())
-      row = find_chat_template(f.chat_template);
+      row = load_chat_template(f.chat_template);
     else
       row = own_chat_template(at, *tokenizer_);
     check_usage(row.has_value(), "--chat: the tokenizer of {} has no chat template; --template NAME chooses one of {}", named,

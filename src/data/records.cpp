@@ -45,7 +45,7 @@ std::optional<RecordName> record_name(const std::string& path) {
   return name.array || p.extension() == ".jsonl" || p.extension() == ".ndjson" ? std::optional(name) : std::nullopt;
 }
 
-std::string kind_of(const RecordJson* value) {
+std::string json_kind(const RecordJson* value) {
   if (!value) return "nothing";
   if (value->is_null()) return "null";
   if (value->is_object()) return "an object";
@@ -68,7 +68,7 @@ bool has_value(const RecordJson& record, const char* key) {
 std::string text_or_empty(const RecordJson& record, const char* key) {
   const RecordJson* value = field_of(record, key);
   if (!value || value->is_null()) return "";
-  if (!value->is_string()) throw LeftOut{Drop::bad_field, fmt::format("{}: expected a text, found {}", key, kind_of(value))};
+  if (!value->is_string()) throw LeftOut{Drop::bad_field, fmt::format("{}: expected a text, found {}", key, json_kind(value))};
   return value->get<std::string>();
 }
 
@@ -78,12 +78,12 @@ void add_system(std::vector<ChatMessage>& messages, std::string text) {
 
 std::vector<ChatMessage> from_alpaca(const RecordJson& record) {
   const RecordJson *output = field_of(record, "output"), *history = field_of(record, "history");
-  if (!output || !output->is_string()) throw LeftOut{Drop::no_answer, "output is " + kind_of(output)};
+  if (!output || !output->is_string()) throw LeftOut{Drop::no_answer, "output is " + json_kind(output)};
   if (!field_of(record, "instruction") && !field_of(record, "input")) throw LeftOut{Drop::bad_field, "neither instruction nor input"};
   std::vector<ChatMessage> messages;
   add_system(messages, text_or_empty(record, "system"));
   if (history && !history->is_null() && *history != "") {
-    if (!history->is_array()) throw LeftOut{Drop::bad_field, "history: expected a list, found " + kind_of(history)};
+    if (!history->is_array()) throw LeftOut{Drop::bad_field, "history: expected a list, found " + json_kind(history)};
     for (const RecordJson& pair : *history) {
       if (!pair.is_array() || pair.size() != 2 || !pair[0].is_string() || !pair[1].is_string())
         throw LeftOut{Drop::bad_field, "history: expected pairs of texts"};
@@ -111,13 +111,13 @@ constexpr ListForm kShareGpt{"conversations", "from", "value", {"system", "human
 const std::string& text_of_message(const RecordJson& list, std::size_t i, const char* key) {
   const RecordJson* value = list[i].is_object() ? field_of(list[i], key) : nullptr;
   if (!value || !value->is_string())
-    throw LeftOut{Drop::bad_field, fmt::format("message {}: expected a text under {}, found {}", i + 1, key, kind_of(value))};
+    throw LeftOut{Drop::bad_field, fmt::format("message {}: expected a text under {}, found {}", i + 1, key, json_kind(value))};
   return value->get_ref<const std::string&>();
 }
 
 std::vector<ChatMessage> from_list(const RecordJson& record, const ListForm& form) {
   const RecordJson* list = field_of(record, form.list);
-  if (!list->is_array()) throw LeftOut{Drop::bad_field, fmt::format("{}: expected a list, found {}", form.list, kind_of(list))};
+  if (!list->is_array()) throw LeftOut{Drop::bad_field, fmt::format("{}: expected a list, found {}", form.list, json_kind(list))};
   std::vector<ChatMessage> messages;
   std::size_t at = 0;
   if (!list->empty() && text_of_message(*list, 0, form.role) == form.roles[0])
@@ -138,7 +138,7 @@ std::vector<ChatMessage> from_list(const RecordJson& record, const ListForm& for
 }
 
 std::vector<ChatMessage> messages_of(const RecordJson& record) {
-  if (!record.is_object()) throw LeftOut{Drop::not_an_object, "found " + kind_of(&record)};
+  if (!record.is_object()) throw LeftOut{Drop::not_an_object, "found " + json_kind(&record)};
   for (const ListForm* form : {&kOpenAi, &kShareGpt})
     if (has_value(record, form->list)) return from_list(record, *form);
   for (const char* key : {"instruction", "input", "output"})

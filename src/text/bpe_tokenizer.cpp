@@ -45,6 +45,7 @@ class BpeTokenizer final : public Tokenizer {
   std::vector<TokenId> stops() const override { return spec_.stops; }
   std::uint64_t fingerprint() const override { return bhyt::fingerprint(spec_); }
   void save(const std::filesystem::path& dir) const override { write_tokenizer(spec_, dir); }
+  TokenizerSpec spec() const override { return spec_; }
 
   std::vector<SpecialToken> special_tokens() const override {
     std::vector<SpecialToken> all;

@@ -1,10 +1,8 @@
 // The built-in tokenizer: 256 bytes and the end-of-text token 256.
 #include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "core/check.h"
-#include "text/tokenizer.h"
+#include "text/spec.h"
 #include "text/write.h"
 
 namespace bhyt {
@@ -14,27 +12,9 @@ namespace {
 constexpr TokenId kEndOfText = 256;
 constexpr std::string_view kEndText = "<|endoftext|>";
 
-// The byte alphabet of Hugging Face's ByteLevel: printable bytes stand for themselves, the others for U+0100, U+0101, … in order.
-std::string byte_letter(int byte) {
-  const auto printable = [](int b) { return (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE; };
-  int code = byte;
-  if (!printable(byte)) {
-    code = 0x100;
-    for (int b = 0; b < byte; ++b) code += !printable(b);
-  }
-  if (code < 0x80) return std::string(1, static_cast<char>(code));
-  return {static_cast<char>(0xC0 | code >> 6), static_cast<char>(0x80 | (code & 63))};
-}
-
-void write_json(const std::filesystem::path& path, const nlohmann::ordered_json& j) {
-  std::ofstream out(path);
-  out << j.dump(2) << '\n';
-  out.close();
-  check(out.good(), "cannot write {}", path.string());
-}
-
 class ByteTokenizer : public Tokenizer {
  public:
+  explicit ByteTokenizer(std::map<std::string, std::string> companions) : companions_(std::move(companions)) {}
   std::string kind() const override { return "bytes"; }
   std::int64_t vocab_size() const override { return 257; }
 
@@ -62,39 +42,16 @@ class ByteTokenizer : public Tokenizer {
   bool splits_anywhere() const override { return true; }
 
   // The same ids as a byte-level BPE without merges, which other programs read.
-  void save(const std::filesystem::path& dir) const override {
-    using Json = nlohmann::ordered_json;
-    make_folder(dir);
-    Json vocab = Json::object();
-    for (int b = 0; b < 256; ++b) vocab[byte_letter(b)] = b;
-    const Json end = {{"id", kEndOfText}, {"content", kEndText}, {"single_word", false}, {"lstrip", false},
-                      {"rstrip", false},  {"normalized", false}, {"special", true}};
-    const Json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
-    write_json(dir / "tokenizer.json", {{"version", "1.0"},
-                                        {"truncation", nullptr},
-                                        {"padding", nullptr},
-                                        {"added_tokens", Json::array({end})},
-                                        {"normalizer", nullptr},
-                                        {"pre_tokenizer", byte_level},
-                                        {"post_processor", nullptr},
-                                        {"decoder", byte_level},
-                                        {"model",
-                                         {{"type", "BPE"},
-                                          {"dropout", nullptr},
-                                          {"unk_token", nullptr},
-                                          {"continuing_subword_prefix", nullptr},
-                                          {"end_of_word_suffix", nullptr},
-                                          {"fuse_unk", false},
-                                          {"byte_fallback", false},
-                                          {"ignore_merges", false},
-                                          {"vocab", vocab},
-                                          {"merges", Json::array()}}}});
-    write_json(dir / "tokenizer_config.json", {{"tokenizer_class", "PreTrainedTokenizerFast"},
-                                               {"eos_token", kEndText},
-                                               {"clean_up_tokenization_spaces", false},
-                                               {"bhyt_tokenizer", "bytes"}});
-    write_json(dir / "special_tokens_map.json", {{"eos_token", kEndText}});
-    write_json(dir / "generation_config.json", {{"eos_token_id", kEndOfText}});
+  void save(const std::filesystem::path& dir) const override { write_tokenizer(spec(), dir); }
+  TokenizerSpec spec() const override {
+    TokenizerSpec spec;
+    for (int b = 0; b < 256; ++b) set_piece(spec, b, std::string(1, static_cast<char>(b)), PieceKind::text);
+    set_piece(spec, kEndOfText, std::string(kEndText), PieceKind::added);
+    spec.added.push_back({.id = kEndOfText, .content = std::string(kEndText)});
+    spec.eos = spec.end_of_text = kEndOfText;
+    spec.stops = stops();
+    spec.companions = companions_;
+    return spec;
   }
 
  private:
@@ -102,10 +59,14 @@ class ByteTokenizer : public Tokenizer {
     const auto* p = reinterpret_cast<const unsigned char*>(text.data());
     ids.insert(ids.end(), p, p + text.size());
   }
+
+  std::map<std::string, std::string> companions_;
 };
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> make_byte_tokenizer() { return std::make_unique<ByteTokenizer>(); }
+std::unique_ptr<Tokenizer> make_byte_tokenizer(std::map<std::string, std::string> companions) {
+  return std::make_unique<ByteTokenizer>(std::move(companions));
+}
 
 }  // namespace bhyt

@@ -42,21 +42,28 @@ constexpr KnownJinja kKnown[] = {
 
 bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
-// What stands inside a tag without its blanks; strings in one kind of quotes, their escapes resolved.
+// A character of a string in single quotes.
+void add_quoted(std::string& out, char c) {
+  if (c == '\'' || c == '\\') out += '\\';
+  out += c;
+}
+
+// What stands inside a tag without its blanks; strings in one kind of quotes, with no escapes but \' and \\.
 std::string plain_tag(std::string_view tag) {
   std::string out;
   char quote = 0;
   for (std::size_t i = 0; i < tag.size(); ++i) {
-    const char c = tag[i];
+    char c = tag[i];
     if (!quote && is_blank(c)) continue;
-    if (quote && c == '\\' && i + 1 < tag.size()) {
-      const char next = tag[++i];
-      out += next == 'n' ? '\n' : next == 't' ? '\t' : next;
-      continue;
+    if (quote ? c == quote : c == '\'' || c == '"') {
+      quote = quote ? 0 : c;
+      out += '\'';
+    } else if (!quote) {
+      out += c;
+    } else {
+      if (c == '\\' && i + 1 < tag.size()) c = tag[++i] == 'n' ? '\n' : tag[i] == 't' ? '\t' : tag[i];
+      add_quoted(out, c);
     }
-    const bool edge = quote ? c == quote : c == '\'' || c == '"';
-    if (edge) quote = quote ? 0 : c;
-    out += edge ? '\'' : c;
   }
   return out;
 }
@@ -115,18 +122,22 @@ std::string plain_jinja(std::string_view text) {
   }
 }
 
+std::string jinja_string(const std::string& text) {
+  std::string out = "'";
+  for (const char c : text) add_quoted(out, c);
+  return out + "'";
+}
+
 // Slots as a Jinja sum: 'Human: ' + content + '<|endoftext|>' + '\nAssistant:'.
-std::string jinja_sum(const ChatSlots& slots, const Tokenizer& tokenizer, const std::string& content) {
+std::string jinja_sum(const ChatSlots& slots, const ChatTemplate& row, const Tokenizer& tokenizer, const std::string& content) {
   std::string sum;
   const auto add = [&](const std::string& term) { sum += (sum.empty() ? "" : " + ") + term; };
   const auto add_text = [&](const std::string& text) {
-    if (!text.empty()) add("'" + text + "'");
+    if (!text.empty()) add(jinja_string(text));
   };
   for (const std::string& slot : slots) {
-    const bool bos = slot == kBosSlot;
-    if (bos || slot == kEosSlot) {
-      const std::optional<TokenId> id = bos ? tokenizer.bos() : tokenizer.eos();
-      if (id) add_text(tokenizer.piece(*id, true));
+    if (const auto token = slot_token(slot, row, tokenizer)) {
+      add_text(*token);
       continue;
     }
     const std::size_t at = slot.find(kContent);
@@ -135,7 +146,68 @@ std::string jinja_sum(const ChatSlots& slots, const Tokenizer& tokenizer, const 
     add(content);
     add_text(slot.substr(at + kContent.size()));
   }
-  return sum;
+  return sum.empty() ? "''" : sum;
+}
+
+// Reads a plain_jinja text from its beginning.
+class JinjaCursor {
+ public:
+  explicit JinjaCursor(std::string_view text) : left_(text) {}
+  bool eat(std::string_view literal) {
+    const bool there = left_.starts_with(literal);
+    if (there) left_.remove_prefix(literal.size());
+    return there;
+  }
+  bool at_end() const { return left_.empty(); }
+
+  bool string(std::string& out) {
+    if (!eat("'")) return false;
+    for (; !left_.empty() && left_.front() != '\''; left_.remove_prefix(1)) {
+      if (left_.front() == '\\') left_.remove_prefix(1);
+      if (!left_.empty()) out += left_.front();
+    }
+    return eat("'");
+  }
+
+  // {{'text'+content+'text'}} as one slot.
+  bool slot(std::string_view content, ChatSlots& slots) {
+    if (!eat("{{")) return false;
+    std::string all;
+    do {
+      std::string text;
+      if (!content.empty() && eat(content))
+        all += kContent;
+      else if (string(text) && text.find(kContent) == std::string::npos)
+        all += text;
+      else
+        return false;
+    } while (eat("+"));
+    if (!all.empty()) slots = {all};
+    return eat("}}");
+  }
+
+ private:
+  std::string_view left_;
+};
+
+// A template of any texts in the shape that chat_jinja gives it: what a template from a user's file was saved as.
+std::optional<ChatTemplate> read_own_shape(const std::string& plain) {
+  ChatTemplate row{.name = "own"};
+  JinjaCursor at(plain);
+  if (!plain.starts_with("{%") && !at.slot("", row.prefix)) return std::nullopt;
+  if (at.eat("{%setsystem_message=")) {
+    if (!at.string(row.default_system.emplace()) || !at.eat("%}")) return std::nullopt;
+  }
+  if (!at.eat("{%ifmessages[0]['role']=='system'%}{%setloop_messages=messages[1:]%}{%setsystem_message=messages[0]['content']"))
+    return std::nullopt;
+  row.trims = at.eat("|trim");
+  const std::string_view trim = row.trims ? "|trim" : "";
+  const bool read = at.eat("%}{%else%}{%setloop_messages=messages%}{%endif%}{%ifsystem_messageisdefined%}") &&
+                    at.slot("system_message", row.system) &&
+                    at.eat("{%endif%}{%formessageinloop_messages%}{%setcontent=message['content']") && at.eat(trim) &&
+                    at.eat("%}{%ifmessage['role']=='user'%}") && at.slot("content", row.user) &&
+                    at.eat("{%elifmessage['role']=='assistant'%}") && at.slot("content", row.answer) && at.eat("{%endif%}{%endfor%}");
+  return read && at.at_end() ? std::optional(row) : std::nullopt;
 }
 
 // The text in the place of kAnySystem where all else is equal.
@@ -170,16 +242,17 @@ std::string jinja_in_config(const std::filesystem::path& file) {
 }  // namespace
 
 std::string chat_jinja(const ChatTemplate& row, const Tokenizer& tokenizer) {
+  const std::string trim = row.trims ? " | trim" : "";
+  const auto sum = [&](const ChatSlots& slots, const char* content) { return jinja_sum(slots, row, tokenizer, content); };
   std::string j;
-  if (const std::string prefix = jinja_sum(row.prefix, tokenizer, ""); !prefix.empty()) j += "{{ " + prefix + " }}";
-  if (row.default_system) j += "{% set system_message = '" + *row.default_system + "' %}";
-  j += "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}{% set system_message = messages[0]['content'] %}";
-  j += "{% else %}{% set loop_messages = messages %}{% endif %}{% if system_message is defined %}{{ ";
-  j += jinja_sum(row.system, tokenizer, "system_message");
-  j += " }}{% endif %}{% for message in loop_messages %}{% set content = message['content'] %}{% if message['role'] == 'user' %}{{ ";
-  j += jinja_sum(row.user, tokenizer, "content");
-  j += " }}{% elif message['role'] == 'assistant' %}{{ ";
-  j += jinja_sum(row.answer, tokenizer, "content");
+  if (const std::string prefix = sum(row.prefix, ""); prefix != "''") j += "{{ " + prefix + " }}";
+  if (row.default_system) j += "{% set system_message = " + jinja_string(*row.default_system) + " %}";
+  j += "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}{% set system_message = messages[0]['content']";
+  j += trim + " %}{% else %}{% set loop_messages = messages %}{% endif %}{% if system_message is defined %}{{ ";
+  j += sum(row.system, "system_message");
+  j += " }}{% endif %}{% for message in loop_messages %}{% set content = message['content']" + trim;
+  j += " %}{% if message['role'] == 'user' %}{{ " + sum(row.user, "content");
+  j += " }}{% elif message['role'] == 'assistant' %}{{ " + sum(row.answer, "content");
   return j + " }}{% endif %}{% endfor %}";
 }
 
@@ -197,7 +270,7 @@ std::optional<ChatTemplate> recognise_chat_template(std::string_view jinja, cons
     if (system) row.default_system = system;
     return row;
   }
-  return std::nullopt;
+  return read_own_shape(text);
 }
 
 std::optional<ChatTemplate> own_chat_template(const std::filesystem::path& where, const Tokenizer& tokenizer) {

@@ -77,8 +77,15 @@ bool is_one_token(const Tokenizer& tokenizer, std::string_view text) {
 
 }  // namespace
 
+std::optional<std::string> slot_token(const std::string& slot, const ChatTemplate& row, const Tokenizer& tokenizer) {
+  if (slot != kBosSlot && slot != kEosSlot) return std::nullopt;
+  if (slot == kEosSlot && !row.tokens.empty()) return row.tokens.front();
+  const std::optional<TokenId> id = slot == kBosSlot ? tokenizer.bos() : tokenizer.eos();
+  return id ? tokenizer.piece(*id, true) : "";
+}
+
 ChatFormat::ChatFormat(ChatTemplate row, const Tokenizer& tokenizer) : row_(std::move(row)), tokenizer_(tokenizer) {
-  const bool needs_eos = std::ranges::count(row_.answer, kEosSlot) > 0;
+  const bool needs_eos = row_.tokens.empty() && std::ranges::count(row_.answer, kEosSlot) > 0;
   check_usage(!needs_eos || tokenizer.eos(), "chat template {} ends answers with the tokenizer's end token, and this one has none",
               row_.name);
   for (const std::string& text : row_.tokens)
@@ -88,9 +95,8 @@ ChatFormat::ChatFormat(ChatTemplate row, const Tokenizer& tokenizer) : row_(std:
 void ChatFormat::walk_slots(const ChatSlots& slots, std::string_view content, bool answer, const Put& put) const {
   if (row_.trims) content = trimmed(content);
   for (const std::string& slot : slots) {
-    if (slot == kBosSlot || slot == kEosSlot) {
-      const std::optional<TokenId> id = slot == kBosSlot ? tokenizer_.bos() : tokenizer_.eos();
-      if (id) put(tokenizer_.piece(*id, true), answer);
+    if (const auto token = slot_token(slot, row_, tokenizer_)) {
+      if (!token->empty()) put(*token, answer);
       continue;
     }
     std::string text = slot;
@@ -149,11 +155,20 @@ std::vector<ChatFormat::Turn> ChatFormat::turns(std::span<const ChatMessage> mes
   return all;
 }
 
+TokenId ChatFormat::token(std::string_view text) const {
+  std::vector<TokenId> ids;
+  encode(text, ids);
+  check(ids.size() == 1, "[chat] expected a token of the template, got {}", text);
+  return ids.front();
+}
+
+std::optional<TokenId> ChatFormat::end() const {
+  return row_.tokens.empty() ? tokenizer_.eos() : std::optional(token(row_.tokens.front()));
+}
+
 std::vector<TokenId> ChatFormat::stops() const {
-  std::vector<TokenId> ids = tokenizer_.stops(), end;
-  if (row_.tokens.empty()) return ids;
-  encode(row_.tokens.front(), end);
-  if (std::ranges::count(ids, end.front()) == 0) ids.push_back(end.front());
+  std::vector<TokenId> ids = tokenizer_.stops();
+  if (const auto last = end(); last && std::ranges::count(ids, *last) == 0) ids.push_back(*last);
   return ids;
 }
 

@@ -22,8 +22,8 @@ struct ChatMessage {
   std::string content;
 };
 
-// Fine-tuning takes the tokens of each slot by itself. kBosSlot and kEosSlot are those tokens of the tokenizer; in any other slot kContent
-// is the message.
+// Fine-tuning takes the tokens of each slot by itself. kBosSlot and kEosSlot are those tokens of the tokenizer (kEosSlot is the template's
+// own end token where it brings one); in any other slot kContent is the message.
 using ChatSlots = std::vector<std::string>;
 constexpr std::string_view kBosSlot = "{bos}", kEosSlot = "{eos}", kContent = "{c}";
 
@@ -34,11 +34,16 @@ struct ChatTemplate {
   std::vector<std::string> tokens;            // special tokens it brings, first the one that ends an answer; none: the tokenizer's eos does
   std::vector<std::string> stops;             // where a model that never ends an answer begins the next turn itself
   bool trims = false;                         // contents lose the white space around them
+
+  bool operator==(const ChatTemplate&) const = default;
 };
 
 const std::vector<ChatTemplate>& chat_templates();
 std::string chat_template_names();                              // "default, alpaca, …"
 const ChatTemplate& find_chat_template(std::string_view name);  // UsageError with all names for one that is not there
+
+// The text of the token that a slot is; "" where the tokenizer has none; nothing where the slot is text.
+std::optional<std::string> slot_token(const std::string& slot, const ChatTemplate& row, const Tokenizer& tokenizer);
 
 // A template with the tokenizer whose ids it gives. The tokenizer must outlive it.
 class ChatFormat {
@@ -56,7 +61,9 @@ class ChatFormat {
   };
   std::vector<Turn> turns(std::span<const ChatMessage> messages) const;
 
-  std::vector<TokenId> stops() const;  // ids that end an answer
+  TokenId token(std::string_view text) const;  // the id of one of the template's tokens
+  std::optional<TokenId> end() const;          // the template's end token, else the tokenizer's; fine-tuning pads with it
+  std::vector<TokenId> stops() const;          // ids that end an answer
   // Tokens that the vocabulary lacks, with the ids after its last: fine-tuning appends them, a model without them was not trained so.
   const std::vector<SpecialToken>& missing() const { return missing_; }
 

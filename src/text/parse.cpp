@@ -150,7 +150,7 @@ std::unique_ptr<Tokenizer> finish_tokenizer(TokenizerSpec spec) {
     return true;
   };
   if (same_as_bytes()) {
-    auto bytes = make_byte_tokenizer();
+    auto bytes = make_byte_tokenizer(spec.companions);
     if (bytes->piece(256, true) == spec.added[0].content) return bytes;
   }
   return make_bpe_tokenizer(std::move(spec));

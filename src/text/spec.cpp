@@ -4,9 +4,12 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 
+#include "core/check.h"
 #include "text/bpe.h"
 
 namespace bhyt {
+
+TokenizerSpec Tokenizer::spec() const { throw Error(fmt::format("[tokenizer] {} cannot be changed", kind())); }
 
 void set_piece(TokenizerSpec& spec, TokenId id, std::string bytes, PieceKind kind) {
   const auto i = static_cast<std::size_t>(id);
@@ -53,7 +56,8 @@ void find_roles(TokenizerSpec& spec) {
   const nlohmann::json config = companion(spec, "tokenizer_config.json");
   if (!spec.bos) spec.bos = named_token(spec, config, "bos_token");
   if (!spec.bos && !spec.before.empty()) spec.bos = spec.before.front();
-  if (!spec.bos) spec.bos = first_of(spec, {"<|begin_of_text|>", "<s>", "<|endoftext|>"});
+  const bool without_bos = config.is_object() && config.contains("bos_token") && config["bos_token"].is_null();
+  if (!spec.bos && !without_bos) spec.bos = first_of(spec, {"<|begin_of_text|>", "<s>", "<|endoftext|>"});
   if (!spec.eos) spec.eos = named_token(spec, config, "eos_token");
   // A chat model's eos_token ends a turn; what ends a text goes by its own name.
   if (!spec.end_of_text) spec.end_of_text = first_of(spec, {"<|end_of_text|>", "<|endoftext|>", "</s>"});

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,6 +22,8 @@ struct EncodeOptions {
   bool special = true;  // read the text of special tokens as those tokens, and add what the post-processor adds (BOS) …
   bool adds = true;     // … unless the text is a part of something larger
 };
+
+struct TokenizerSpec;  // text/spec.h: all that a tokenizer's files say
 
 struct SpecialToken {
   TokenId id = 0;
@@ -45,6 +48,7 @@ class Tokenizer {
   virtual bool splits_anywhere() const { return false; }
   // Writes tokenizer.json and its companions into a folder, which is made where there is none.
   virtual void save(const std::filesystem::path& dir) const = 0;
+  virtual TokenizerSpec spec() const;  // for making another one of it; Error for one that was not made from files
   virtual std::vector<SpecialToken> special_tokens() const { return {}; }
   // What else there is to know about it, as name and value, for people.
   virtual std::vector<std::pair<std::string, std::string>> details() const { return {}; }
@@ -77,8 +81,8 @@ bool holds_tokenizer(const std::filesystem::path& folder);
 // files of a checkpoint are compared with its manifest. Throws Error saying what was looked for.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& what, Verify verify = Verify::yes);
 
-// 256 bytes and the end-of-text token 256.
-std::unique_ptr<Tokenizer> make_byte_tokenizer();
+// 256 bytes and the end-of-text token 256. `companions`: files that save() writes beside tokenizer.json, by name, in place of its own.
+std::unique_ptr<Tokenizer> make_byte_tokenizer(std::map<std::string, std::string> companions = {});
 
 // The files by themselves, from memory; each throws Error on what it cannot take. load_tokenizer finds out which one to call.
 std::unique_ptr<Tokenizer> parse_tokenizer_json(std::string_view json);

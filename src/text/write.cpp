@@ -164,6 +164,12 @@ Json generation_config(const TokenizerSpec& spec) {
   return j;
 }
 
+void make_folder(const std::filesystem::path& dir) {
+  std::error_code ec;
+  std::filesystem::create_directories(dir, ec);
+  check(std::filesystem::is_directory(dir, ec), "cannot write to {}: not a folder, and none can be made there", dir.string());
+}
+
 void write_file(const std::filesystem::path& path, const std::string& text) {
   std::ofstream out(path, std::ios::binary);
   out << text;
@@ -193,22 +199,19 @@ class Fnv {
 
 }  // namespace
 
-void make_folder(const std::filesystem::path& dir) {
-  std::error_code ec;
-  std::filesystem::create_directories(dir, ec);
-  check(std::filesystem::is_directory(dir, ec), "cannot write to {}: not a folder, and none can be made there", dir.string());
+std::map<std::string, std::string> companion_files(const TokenizerSpec& spec) {
+  std::map<std::string, std::string> files = spec.companions;
+  const auto made = [&](const char* name, const Json& j) { files.try_emplace(name, j.dump(2) + "\n"); };
+  made("tokenizer_config.json", tokenizer_config(spec));
+  made("special_tokens_map.json", named_tokens(spec));
+  made("generation_config.json", generation_config(spec));
+  return files;
 }
 
 void write_tokenizer(const TokenizerSpec& spec, const std::filesystem::path& dir) {
   make_folder(dir);
   write_file(dir / "tokenizer.json", tokenizer(spec).dump(1) + "\n");
-  const auto made = [&](const char* name, const Json& j) {
-    if (!spec.companions.contains(name)) write_file(dir / name, j.dump(2) + "\n");
-  };
-  made("tokenizer_config.json", tokenizer_config(spec));
-  made("special_tokens_map.json", named_tokens(spec));
-  made("generation_config.json", generation_config(spec));
-  for (const auto& [name, text] : spec.companions) write_file(dir / name, text);
+  for (const auto& [name, text] : companion_files(spec)) write_file(dir / name, text);
 }
 
 std::uint64_t fingerprint(const TokenizerSpec& spec) {

@@ -2,13 +2,15 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
+#include <string>
 
 #include "text/spec.h"
 
 namespace bhyt {
 
-// Makes a folder that tokenizer files are written to.
-void make_folder(const std::filesystem::path& dir);
+// What is written beside tokenizer.json, by name: the spec's own companions, and made ones where it has none.
+std::map<std::string, std::string> companion_files(const TokenizerSpec& spec);
 
 void write_tokenizer(const TokenizerSpec& spec, const std::filesystem::path& dir);
 
