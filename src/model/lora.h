@@ -7,9 +7,10 @@
 #include <string_view>
 #include <vector>
 
-namespace bhyt {
+#include "model/config.h"
+#include "model/weights.h"
 
-struct ModelConfig;
+namespace bhyt {
 
 // The projections that can have an adapter, in the order of the parameters.
 enum class Projection : std::uint8_t { q, k, v, o, gate, up, down };
@@ -18,6 +19,12 @@ std::string_view name_of(Projection p);         // "q_proj"
 std::string_view module_of(Projection p);       // "self_attn.q_proj"
 Projection projection_named(std::string_view);  // from "q_proj"; UsageError naming all of them otherwise
 const std::vector<Projection>& all_projections();
+// The product of a block that a projection is a part of, and which part.
+Product product_of(Projection p);
+std::size_t part_of(Projection p);
+// The size of its weight, [outputs, inputs].
+std::int64_t inputs_of(Projection p, const ModelConfig& config);
+std::int64_t outputs_of(Projection p, const ModelConfig& config);
 
 // What a model has beside its own weights. Everything but the adapters is frozen then, unless train_norms; dropout is of training alone.
 struct LoraConfig {
@@ -31,6 +38,8 @@ struct LoraConfig {
   bool active() const { return rank > 0 || train_norms; }  // whether the model's own weights are frozen
   double scale() const { return rank > 0 ? alpha / static_cast<double>(rank) : 0; }
   bool adapts(Projection p, std::int64_t layer) const;  // layer from 0
+  bool adapts_layer(std::int64_t layer) const;
+  std::int64_t width(Product p) const;  // columns of x Aᵀ in a layer that has adapters: a rank for every target
 };
 
 // UsageError for what no model can have: a rank, α or dropout out of range, targets named twice or none, layers that the model lacks.

@@ -119,7 +119,8 @@ class Parameters {
   std::vector<std::size_t> places(std::size_t& bytes) const;  // of the values, one behind the other; and the end of all
   void lay_values();
   void lay_arena();
-  Tensor whole(void* data, DType type, const Parameter& p) const;  // q with k and v behind it, gate with up
+  Tensor whole(void* data, DType type, std::size_t i) const;  // of the i-th with what is joined to it: q with k and v, gate with up
+  void draw(const Parameter& p, std::uint64_t seed, const ValueSink& sink) const;
 
   std::vector<Parameter> list_;
   std::unordered_map<std::string, std::size_t> index_;

@@ -62,12 +62,13 @@ class TrainPass {
  private:
   float aux_of(const Step& step) const;
   void forward_backward(const Batch& batch, const Step& step);
-  void backward(const Batch& batch, const Step& step, float aux);
+  void backward(const Batch& batch, const Step& step, const ForwardOptions& forward);
   void zero_added(const Step& step);
 
   Context& ctx_;
   const Model& model_;
   Activations act_;
+  std::int64_t lowest_;  // the first layer with anything to train, 0 = embedding: below it no gradient is asked for
   GraphCache graphs_;
 };
 
