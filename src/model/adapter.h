@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "io/checkpoint_folders.h"
+#include "model/checkpoint_files.h"
 #include "model/model.h"
 #include "model/safetensors.h"
 
@@ -28,33 +29,37 @@ class Adapter {
   explicit Adapter(const std::filesystem::path& dir);
 
   const std::filesystem::path& path() const { return dir_; }
-  std::int64_t rank() const { return rank_; }
-  double scale() const { return scale_; }
-  // What a model needs for the adapter to be loaded into it (load_adapter). Error where layers differ in what they adapt: such an adapter
-  // can only be merged.
-  LoraConfig config() const;
+  const SafeTensors& file() const { return file_; }
+  double scale() const { return rank_ > 0 ? alpha_ / static_cast<double>(rank_) : 0; }
+  // What a model of this description needs for the adapter to be loaded into it (load_adapter). Error where layers differ in what they
+  // adapt: such an adapter can only be merged.
+  LoraConfig config(const ModelConfig& model) const;
 
-  // Error naming every tensor that has no place in a model with these parameters, with both shapes.
+  // Error naming what has no place in a model with these parameters, with both shapes.
   void check_fits(const std::vector<Parameter>& base) const;
-  // values, elements [first, first + n) of a model's own parameter in fp32: W becomes W + (α/r)·B A, a trained norm takes the adapter's
-  // values; what the adapter does not touch stays.
+  // values, elements [first, first + n) of a model's own parameter in fp32: W becomes W + (α/r)·B A, a norm that was trained takes the
+  // adapter's values. What the adapter does not touch stays.
   void merge(const Parameter& p, std::int64_t first, std::int64_t n, float* values) const;
   bool touches(const Parameter& p) const;
-
-  const SafeTensors& file() const { return file_; }
 
  private:
   struct Pair {
     std::vector<float> a, b;  // [r, in], [out, r]
-    std::vector<std::int64_t> a_shape, b_shape;
+    std::int64_t in = 0, out = 0;
   };
+  void read_tensors();
+
   std::filesystem::path dir_;
-  std::int64_t rank_ = 0;
-  double alpha_ = 0, dropout_ = 0, scale_ = 0;
   SafeTensors file_;
-  std::map<std::string, Pair> pairs_;  // by the weight that they adapt: model.layers.0.self_attn.q_proj.weight
-  std::vector<std::string> norms_;     // parameters that are replaced
+  std::int64_t rank_ = 0;
+  double alpha_ = 0, dropout_ = 0;
+  std::map<std::string, Pair> pairs_;                  // by the weight that they adapt: model.layers.0.self_attn.q_proj.weight
+  std::map<std::string, const SafeTensor*> replaced_;  // norms by name
 };
+
+// each_piece with the adapter merged into what it touches; null: none.
+void each_merged(const WeightFiles::Entry& entry, const Parameter& p, const Adapter* adapter,
+                 const std::function<void(const float*, std::int64_t first, std::int64_t n)>& f);
 
 // A parameter's whole values in fp32, from wherever the most exact ones are (masters).
 using ValueSource = std::function<std::vector<float>(const Parameter&)>;
@@ -63,8 +68,8 @@ using ValueSource = std::function<std::vector<float>(const Parameter&)>;
 // base_model_name_or_path says, for people and for PEFT's own loaders. Values that are not finite are refused.
 void save_adapter(const std::filesystem::path& dir, const Model& model, const std::string& base, const ValueSource& values);
 
-// An adapter's values into a model that was built with the same ranks, targets and layers (α may differ: the model's counts). Error naming
-// what is missing, unexpected or of another shape. The model's own weights stay as they are, but for norms that the adapter holds.
+// An adapter's values into a model that was built with the same rank, α, targets and layers (UsageError naming both otherwise); Error where
+// it belongs to another model. The model's own weights stay as they are, but for norms that the adapter holds.
 void load_adapter(const Adapter& adapter, const Model& into, const ValueSink& sink = {});
 
 // A whole checkpoint of a model with adapters, W + (α/r)·B A, in its run type, into dir, which must exist. bhyt convert --merge makes the

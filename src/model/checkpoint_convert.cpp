@@ -7,6 +7,7 @@
 
 #include "core/check.h"
 #include "core/log.h"
+#include "model/adapter.h"
 #include "model/checkpoint.h"
 #include "model/checkpoint_files.h"
 #include "model/checkpoint_json.h"
@@ -119,6 +120,7 @@ void convert_folder(const fs::path& from, const fs::path& to, const ConvertOptio
   const std::vector<std::string> wrong = mismatches(files, parameters);
   check(wrong.empty(), "{}: the weights do not fit config.json:\n  {}", from.string(), fmt::join(wrong, "\n  "));
   check_tied_head(files, parameters);
+  if (options.merge) options.merge->check_fits(parameters);
   std::vector<Source> sources;
   DType widest = DType::bf16;  // what torch_dtype says: the type of the matrices
   for (const Parameter& p : parameters) {
@@ -126,7 +128,8 @@ void convert_folder(const fs::path& from, const fs::path& to, const ConvertOptio
     if (!e) continue;
     const DType type = options.dtype.value_or(float_type(e->tensor->dtype));
     if (p.shape.size() == 2 && size_of(type) >= size_of(widest)) widest = type;
-    sources.push_back({p.name, safetensors_dtype(type), p.shape, [e](const Piece& f) { each_piece(*e, f); }});
+    sources.push_back(
+        {p.name, safetensors_dtype(type), p.shape, [e, &p, adapter = options.merge](const Piece& f) { each_merged(*e, p, adapter, f); }});
   }
   save_model_files(to, config, widest);
   keep_unknown_keys(from / "config.json", to / "config.json");

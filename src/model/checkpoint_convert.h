@@ -10,9 +10,12 @@
 
 namespace bhyt {
 
+class Adapter;
+
 struct ConvertOptions {
   std::optional<DType> dtype = {};  // of every tensor; empty: as stored
   std::uint64_t max_shard = 5'000'000'000;
+  const Adapter* merge = nullptr;  // into the weights of a checkpoint folder, in fp32, before they are rounded
   // Called on the folder before it gets its name, to add what the model layer knows nothing of (tokenizers).
   std::function<void(const std::filesystem::path&)> finish = {};
 };

@@ -164,12 +164,11 @@ DType stored_as(const Parameter& p, DType type) { return is_matrix(p) ? type : D
 
 }  // namespace
 
+bool of_norm(const Parameter& p) { return p.site != Site::none || p.role == Role::ms_correction || p.role == Role::constant_correction; }
+
 std::vector<Parameter> parameter_list(const ModelConfig& config, const LoraConfig& lora) {
   Lister lister{config, lora};
   lister.all(plan_norms(config.norm, config.layers, config.d, config.eps));
-  const auto of_norm = [](const Parameter& p) {
-    return p.site != Site::none || p.role == Role::ms_correction || p.role == Role::constant_correction;
-  };
   if (lora.active())
     for (Parameter& p : lister.list) p.frozen |= !p.adapter() && !(lora.train_norms && of_norm(p));
   return std::move(lister.list);

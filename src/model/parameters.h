@@ -64,6 +64,8 @@ using ValueSink = std::function<void(const Parameter& p, std::int64_t first, std
 
 using Frozen = std::function<bool(const Parameter&)>;
 
+bool of_norm(const Parameter& p);  // γ, λ, … and the corrections of a statistic
+
 // Every parameter a model has, in order, without memory behind it.
 std::vector<Parameter> parameter_list(const ModelConfig& config, const LoraConfig& lora = {});
 
