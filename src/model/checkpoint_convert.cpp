@@ -106,12 +106,6 @@ void keep_unknown_keys(const fs::path& from, const fs::path& to) {
   write_text_synced(to, ours.dump(2) + "\n");
 }
 
-void copy_companions(const fs::path& from, const fs::path& to) {
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
-                           "vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json"})
-    if (fs::exists(from / name)) fs::copy_file(from / name, to / name, fs::copy_options::overwrite_existing);
-}
-
 void convert_folder(const fs::path& from, const fs::path& to, const ConvertOptions& options) {
   require_checkpoint(from);
   const ModelConfig config = read_model_config(from / "config.json");
@@ -158,6 +152,12 @@ void convert_llama2c(const fs::path& from, const fs::path& to, const ConvertOpti
 }
 
 }  // namespace
+
+void copy_companions(const fs::path& from, const fs::path& to) {
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
+                           "vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json"})
+    if (fs::exists(from / name)) fs::copy_file(from / name, to / name, fs::copy_options::overwrite_existing);
+}
 
 void convert_checkpoint(const fs::path& from, const fs::path& to, const ConvertOptions& options) {
   check(fs::exists(from), "{}: no such file or folder", from.string());

@@ -20,6 +20,9 @@ struct ConvertOptions {
   std::function<void(const std::filesystem::path&)> finish = {};
 };
 
+// The files of a tokenizer and generation_config.json from folder to folder, as far as they are there.
+void copy_companions(const std::filesystem::path& from, const std::filesystem::path& to);
+
 // from: a checkpoint folder, or a legacy llama2.c file. to: a folder that does not exist yet or is empty; it appears whole or not at all.
 // Needs memory for a few pieces of a tensor, never for the model.
 void convert_checkpoint(const std::filesystem::path& from, const std::filesystem::path& to, const ConvertOptions& options);
