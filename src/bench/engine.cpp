@@ -7,6 +7,7 @@
 #include "bench/products.h"
 #include "bench/sequences.h"
 #include "generate/engine.h"
+#include "ops/gemm/tuning.h"
 #include "ops/norm/methods.h"
 
 namespace bhyt::bench {
@@ -38,6 +39,7 @@ struct OwnRates {
   double tok_s(double prompt_tokens, double new_tokens) const { return new_tokens / (prompt_tokens / prompt + new_tokens / decode); }
 };
 OwnRates own_rates(const Settings& s, const Model& model, std::int64_t prompt, std::int64_t batch, std::int64_t context) {
+  cuda::forget_products(s.ctx);  // those of an engine that is gone: their memory is, too
   Settings reading = s, writing = s;
   reading.batch = std::max<std::int64_t>(1, std::min<std::int64_t>(s.batch, kMostTokens / prompt));
   reading.seq = prompt;

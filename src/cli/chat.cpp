@@ -16,7 +16,6 @@
 #include "generate/conversation.h"
 #include "generate/engine.h"
 #include "io/files.h"
-#include "model/checkpoint.h"
 #include "model/kv_pages.h"
 #include "text/chat_jinja.h"
 #include "text/chat_template_yaml.h"
@@ -191,10 +190,11 @@ int cmd_chat(const Args& args) {
   check_sampling(o.sampling);
   const Placement where = take_placement(o.words, "auto");
   Context ctx(where.device, where.threads);
-  const std::string checkpoint = o.model.find().string();
-  const auto model = load_model(ctx, checkpoint, where.dtype, o.repack.how());
-  const auto tokenizer = open_tokenizer(checkpoint, o.tokenizer, model->config().vocab, o.model.verify());
-  const ChatFormat format(choose_template(o.chat_template, o.tokenizer.empty() ? checkpoint : o.tokenizer, *tokenizer), *tokenizer);
+  const std::filesystem::path checkpoint = o.model.find(), adapter = o.model.find_adapter();
+  const auto model = load_with_adapter(ctx, checkpoint, adapter, where.dtype, o.repack.how());
+  const std::string home = tokenizer_home(checkpoint, adapter);
+  const auto tokenizer = open_tokenizer(home, o.tokenizer, model->config().vocab, o.model.verify());
+  const ChatFormat format(choose_template(o.chat_template, o.tokenizer.empty() ? home : o.tokenizer, *tokenizer), *tokenizer);
   for (const SpecialToken& t : format.missing())
     check_usage(t.text != format.row().tokens.front(),
                 "template {} ends answers with {}, which the tokenizer does not have: another --template", format.row().name, t.text);

@@ -19,6 +19,7 @@
 #include "core/log.h"
 #include "core/schema.h"
 #include "core/signals.h"
+#include "model/adapter.h"
 #include "model/checkpoint_files.h"
 #include "ops/gemm/gemm.h"
 
@@ -177,10 +178,13 @@ void parse(CLI::App& app, const std::vector<std::string>& args) {
 
 void ModelOption::add_to(CLI::App& app) {
   app.add_option("--model", named, "checkpoint folder, or a run directory: its best or newest checkpoint")->required();
+  app.add_option("--adapter", adapter, kAdapterHelp);
   app.add_flag("--no-verify", no_verify, kNoVerifyHelp);
 }
 
-std::filesystem::path ModelOption::find() const { return named_checkpoint(named, no_verify ? Verify::no : Verify::yes); }
+std::filesystem::path ModelOption::find() const { return named_checkpoint(named, verify()); }
+
+std::filesystem::path ModelOption::find_adapter() const { return adapter.empty() ? "" : named_adapter(adapter, verify()); }
 
 CLI::Validator count() {
   const auto plain = [](std::string& text) -> std::string {

@@ -35,14 +35,16 @@ std::string suggestion(const std::string& word, const std::vector<std::string>& 
 // anything wrong is a UsageError that says where to look, and names the flag that an unknown one is near.
 void parse(CLI::App& app, const std::vector<std::string>& args);
 
-// --model and --no-verify of the commands that read a checkpoint.
+// --model, --adapter and --no-verify of the commands that compute with a checkpoint.
 struct ModelOption {
-  std::string named;
+  std::string named, adapter;  // adapter: "" = none
   bool no_verify = false;
   void add_to(CLI::App& app);
   Verify verify() const { return no_verify ? Verify::no : Verify::yes; }
-  std::filesystem::path find() const;  // the checkpoint folder, its files compared with their checksums
+  std::filesystem::path find() const;          // the checkpoint folder, its files compared with their checksums
+  std::filesystem::path find_adapter() const;  // the same of the adapter; "" where there is none
 };
+constexpr const char* kAdapterHelp = "adapter folder as PEFT has them, or a run directory: merged into the weights";
 constexpr const char* kNoVerifyHelp = "do not compare the files with the checksums they were saved with";
 
 // For options that take a count, as ->transform(count()): 20K, 1.5M and 1B become plain numbers.

@@ -8,6 +8,7 @@
 #include "core/log.h"
 #include "data/files.h"
 #include "data/token_file.h"
+#include "model/adapter.h"
 #include "model/checkpoint_convert.h"
 #include "model/checkpoint_files.h"
 #include "model/llama2c.h"
@@ -22,7 +23,7 @@ namespace fs = std::filesystem;
 const std::map<std::string, DType> kTypes = {{"fp32", DType::f32}, {"bf16", DType::bf16}, {"fp16", DType::f16}};
 
 struct ConvertArgs {
-  std::string source, out, dtype, tokenizer;
+  std::string source, out, dtype, tokenizer, merge;
   std::uint64_t max_shard = 5'000'000'000;
   bool shard_given = false, no_verify = false, force = false;
 };
@@ -46,8 +47,14 @@ void add_tokenizer(const ConvertArgs& a, std::int64_t vocab, const fs::path& dir
   tokenizer->save(dir);
 }
 
+// An adapter that was saved with a tokenizer of its own (its chat template, its end token) speaks that one.
+void take_tokenizer(const fs::path& adapter, const fs::path& dir) {
+  if (holds_tokenizer(adapter)) copy_companions(adapter, dir);
+}
+
 int convert_token_file(const ConvertArgs& a) {
   check_usage(a.dtype.empty(), "--dtype is for checkpoints; {} is a token file", a.source);
+  check_usage(a.merge.empty(), "--merge is for checkpoints; {} is a token file", a.source);
   const TokenFileInfo info = TokenFile(a.source).info();
   TokenFormat format = TokenFormat::bhyt;
   if (info.format == TokenFormat::bhyt) format = info.token_bytes == 2 ? TokenFormat::llmc_gpt2 : TokenFormat::llmc_llama3;
@@ -79,6 +86,7 @@ int cmd_convert(const Args& args) {
                                                                                                   {"MiB", 1ull << 20},
                                                                                                   {"GiB", 1ull << 30}}));
   app.add_option("--tokenizer", a.tokenizer, "for a llama2.c file: its tokenizer; default: NAME_tokenizer.bin or tokenizer.bin beside it");
+  app.add_option("--merge", a.merge, "adapter folder as PEFT has them, or a run directory, to be merged into the checkpoint's weights");
   app.add_flag("--no-verify", a.no_verify, kNoVerifyHelp);
   app.add_flag("--force", a.force, "replace the token file that is there");
   parse(app, args);
@@ -95,8 +103,15 @@ int cmd_convert(const Args& args) {
     options.finish = [&](const fs::path& dir) { add_tokenizer(a, Llama2cFile(a.source).config().vocab, dir); };
   else
     check_usage(a.tokenizer.empty(), "--tokenizer is for llama2.c files; a folder brings its own");
-  const fs::path source =
-      fs::is_directory(a.source) ? named_checkpoint(a.source, a.no_verify ? Verify::no : Verify::yes) : fs::path(a.source);
+  const Verify verify = a.no_verify ? Verify::no : Verify::yes;
+  const fs::path source = fs::is_directory(a.source) ? named_checkpoint(a.source, verify) : fs::path(a.source);
+  std::optional<Adapter> adapter;
+  if (!a.merge.empty()) {
+    check_usage(fs::is_directory(a.source), "--merge is for checkpoint folders; {} is a file: convert it first", a.source);
+    adapter.emplace(named_adapter(a.merge, verify));
+    options.merge = &*adapter;
+    options.finish = [&](const fs::path& dir) { take_tokenizer(adapter->path(), dir); };
+  }
   convert_checkpoint(source, a.out, options);
   log::info("{} written; bhyt info {} says what it holds", a.out, a.out);
   return 0;

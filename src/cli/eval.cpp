@@ -15,6 +15,7 @@
 #include "eval/evaluate.h"
 #include "eval/request_file.h"
 #include "io/hash.h"
+#include "model/adapter.h"
 #include "model/checkpoint.h"
 #include "model/checkpoint_files.h"
 #include "model/kv_pages.h"
@@ -28,7 +29,7 @@ namespace {
 using EvalJson = nlohmann::ordered_json;
 
 struct EvalFlags {
-  std::vector<std::string> models, tasks;
+  std::vector<std::string> models, adapters, tasks;
   std::string task_list, seed_list, data, samples, requests, tokenizer, chat_template, html;
   std::int64_t shots = 0, limit = 0, max_length = 0;
   std::vector<std::int64_t> seeds;
@@ -37,10 +38,16 @@ struct EvalFlags {
   std::vector<std::string> words;
 
   Verify verify() const { return no_verify ? Verify::no : Verify::yes; }
+  std::string adapter_of(std::size_t i) const { return adapters.empty() || adapters[i] == "-" ? "" : adapters[i]; }
 };
 
 void add_options(CLI::App& app, EvalFlags& f) {
   app.add_option("--model", f.models, "checkpoint folder or run directory; several are compared, document by document, with the first")
+      ->expected(1)
+      ->allow_extra_args(false)
+      ->take_all();
+  app.add_option("--adapter", f.adapters,
+                 "adapter folder as PEFT has them, or a run directory: merged into the weights; of several models one for each, - for none")
       ->expected(1)
       ->allow_extra_args(false)
       ->take_all();
@@ -113,6 +120,8 @@ void settle(EvalFlags& f, const CLI::App& app) {
   check_usage(f.requests.empty() != f.tasks.empty(), "expected --tasks NAMES or --requests FILE{}",
               f.tasks.empty() ? "" : ", and got both; see bhyt eval --help");
   check_usage(!f.models.empty() || f.dry_run, "--model is required: a checkpoint folder or a run directory");
+  check_usage(f.adapters.empty() || f.adapters.size() == f.models.size(),
+              "--adapter is given {} times for {} models: one for each, - for none", f.adapters.size(), f.models.size());
   check_usage(f.chat || f.chat_template.empty(), "--template goes with --chat");
   for (const char* flag : {"--chat", "--dry-run", "--html", "--limit", "--shots", "--seed", "--data"})
     check_usage(f.requests.empty() || !app.count(flag), "{} does not go with --requests", flag);
@@ -123,9 +132,11 @@ void settle(EvalFlags& f, const CLI::App& app) {
   check_files(f);
 }
 
-// Changes when the weights of a checkpoint do.
-std::string identity_of(const std::filesystem::path& checkpoint) {
+// Changes when the weights of a checkpoint do, or its adapter.
+std::string identity_of(const std::filesystem::path& checkpoint, const std::filesystem::path& adapter) {
   Hash64 hash;
+  if (!adapter.empty())
+    for (const char* file : {kAdapterConfig, kAdapterWeights}) hash.add(hash_file(adapter / file));
   if (const auto manifest = checkpoint / kManifest; std::filesystem::exists(manifest)) {
     hash.update(read_text(manifest));
   } else {
@@ -142,22 +153,25 @@ std::string identity_of(const std::filesystem::path& checkpoint) {
 // A checkpoint that is ready to be asked.
 class Subject {
  public:
-  Subject(const EvalFlags& f, const std::string& named) : flags_(f), checkpoint_(named_checkpoint(named, f.verify())) {
+  Subject(const EvalFlags& f, std::size_t i) : flags_(f), checkpoint_(named_checkpoint(f.models[i], f.verify())) {
+    if (const std::string adapter = f.adapter_of(i); !adapter.empty()) adapter_ = named_adapter(adapter, f.verify());
     config_ = read_model_config(checkpoint_ / "config.json");
-    tokenizer_ = open_tokenizer(checkpoint_.string(), f.tokenizer, config_.vocab, f.verify());
+    const std::string home = tokenizer_home(checkpoint_, adapter_);
+    tokenizer_ = open_tokenizer(home, f.tokenizer, config_.vocab, f.verify());
     if (!f.chat) return;
-    const std::string at = f.tokenizer.empty() ? checkpoint_.string() : f.tokenizer;
+    const std::string at = f.tokenizer.empty() ? home : f.tokenizer;
     std::optional<ChatTemplate> row;
     if (!f.chat_template.empty())
       row = load_chat_template(f.chat_template);
     else
       row = own_chat_template(at, *tokenizer_);
-    check_usage(row.has_value(), "--chat: the tokenizer of {} has no chat template; --template NAME chooses one of {}", named,
+    check_usage(row.has_value(), "--chat: the tokenizer of {} has no chat template; --template NAME chooses one of {}", f.models[i],
                 chat_template_names());
     chat_.emplace(*row, *tokenizer_);
   }
 
   const std::filesystem::path& checkpoint() const { return checkpoint_; }
+  const std::filesystem::path& adapter() const { return adapter_; }  // "" where there is none
   const ModelConfig& config() const { return config_; }
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   const ChatFormat* chat() const { return chat_ ? &*chat_ : nullptr; }
@@ -165,7 +179,7 @@ class Subject {
 
  private:
   const EvalFlags& flags_;
-  std::filesystem::path checkpoint_;
+  std::filesystem::path checkpoint_, adapter_;
   ModelConfig config_;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::optional<ChatFormat> chat_;
@@ -183,7 +197,7 @@ std::string contents_of(const EvalFlags& f) {
 // What a file of samples was made with.
 EvalJson settings_of(const EvalFlags& f, const Subject& subject, const Placement& where) {
   return {{"model", subject.checkpoint().lexically_normal().string()},
-          {"weights", identity_of(subject.checkpoint())},
+          {"weights", identity_of(subject.checkpoint(), subject.adapter())},
           {"tokenizer", fmt::format("{:016x}", subject.tokenizer().fingerprint())},
           {"tasks", f.tasks},
           {"task_files", contents_of(f)},
@@ -202,7 +216,7 @@ EvalJson settings_of(const EvalFlags& f, const Subject& subject, const Placement
 struct Running {
   Running(const EvalFlags& f, const Subject& subject, const Placement& where)
       : context(where.device, where.threads),
-        model(load_model(context, subject.checkpoint(), where.dtype, f.repack.how())),
+        model(load_with_adapter(context, subject.checkpoint(), subject.adapter(), where.dtype, f.repack.how())),
         engine(context, *model, {.length = subject.reading().length + 1, .interrupted = [] { return StopSignals::received() != 0; }}) {}
 
   Context context;
@@ -222,19 +236,21 @@ std::function<Engine&()> engine_of(std::optional<Running>& running, const EvalFl
   };
 }
 
-// The last part of a model's path where that tells it from the others.
-std::string short_name(const EvalFlags& f, const std::string& model) {
+// The last part of a model's path where that tells it from the others, with that of its adapter.
+std::string short_name(const EvalFlags& f, std::size_t i) {
+  const std::string& model = f.models[i];
   const auto last = [](const std::string& path) {
     const std::filesystem::path p = std::filesystem::path(path + "/").lexically_normal().parent_path();
     return p.filename().string();
   };
   const auto same = std::count_if(f.models.begin(), f.models.end(), [&](const std::string& m) { return last(m) == last(model); });
-  return same == 1 && !last(model).empty() ? last(model) : model;
+  const std::string adapter = f.adapter_of(i), name = same == 1 && !last(model).empty() ? last(model) : model;
+  return adapter.empty() ? name : name + "+" + (last(adapter).empty() ? adapter : last(adapter));
 }
 
-std::string samples_file(const EvalFlags& f, const std::string& model) {
+std::string samples_file(const EvalFlags& f, std::size_t i) {
   if (f.models.size() == 1) return f.samples;
-  std::string name = short_name(f, model);
+  std::string name = short_name(f, i);
   std::replace(name.begin(), name.end(), '/', '_');
   return samples_of_model(f.samples, name).string();
 }
@@ -249,10 +265,10 @@ struct Candidate {
 
 std::vector<std::unique_ptr<Candidate>> open_candidates(const EvalFlags& f, const Evaluation& evaluation, const Placement& where) {
   std::vector<std::unique_ptr<Candidate>> all;
-  for (const std::string& model : f.models) {
-    all.push_back(std::make_unique<Candidate>(Candidate{short_name(f, model), Subject(f, model), "", nullptr}));
+  for (std::size_t m = 0; m < f.models.size(); ++m) {
+    all.push_back(std::make_unique<Candidate>(Candidate{short_name(f, m), Subject(f, m), "", nullptr}));
     if (f.samples.empty()) continue;
-    all.back()->file = samples_file(f, model);
+    all.back()->file = samples_file(f, m);
     for (std::size_t i = 0; i + 1 < all.size(); ++i)
       check_usage(all[i]->file != all.back()->file, "{} and {} would write their samples to the same file, {}", all[i]->name,
                   all.back()->name, all.back()->file);
@@ -292,7 +308,7 @@ int evaluate(const EvalFlags& f, const Placement& where) {
   const Evaluation evaluation({.selection = resolve_tasks(f.tasks), .data = f.data, .shots = f.shots, .seeds = f.seeds, .limit = f.limit});
   if (f.dry_run) {
     std::optional<Subject> subject;
-    if (!f.models.empty()) subject.emplace(f, f.models.front());
+    if (!f.models.empty()) subject.emplace(f, 0);
     show_plan(evaluation, subject ? &subject->tokenizer() : nullptr, subject ? subject->reading() : Reading{},
               subject ? subject->chat() : nullptr);
     return 0;
@@ -313,7 +329,7 @@ int evaluate(const EvalFlags& f, const Placement& where) {
 
 int score_requests(const EvalFlags& f, const Placement& where) {
   const std::vector<Question> requests = read_requests(f.requests);
-  const Subject subject(f, f.models.front());
+  const Subject subject(f, 0);
   std::unique_ptr<SampleFile> samples;
   if (!f.samples.empty())
     samples = std::make_unique<SampleFile>(f.samples, settings_of(f, subject, where), std::ssize(requests), false, f.force);

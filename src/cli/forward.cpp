@@ -5,9 +5,11 @@
 
 #include "cli/cli.h"
 #include "cli/commands.h"
+#include "cli/text_options.h"
 #include "core/check.h"
 #include "core/memory.h"
 #include "data/files.h"
+#include "model/adapter.h"
 #include "model/checkpoint.h"
 #include "model/safetensors.h"
 #include "model/score_pass.h"
@@ -18,6 +20,12 @@ namespace bhyt::cli {
 namespace {
 
 using Put = std::function<void(const void*, std::size_t)>;
+
+struct ForwardFlags {
+  ModelOption model;
+  std::string tokens;
+  bool grads = false, unmerged = false;
+};
 
 // tokens [B,T+1] from the file, split into inputs and targets on the model's device.
 struct Sample {
@@ -83,10 +91,24 @@ bool is_outcome(const std::filesystem::path& file) {
   }
 }
 
-void run_forward(const std::filesystem::path& dir, const std::string& tokens, const std::string& out, bool grads, const Placement& where) {
+// With the adapter merged into the weights or beside them, as it is trained.
+std::unique_ptr<Model> open_model(Context& ctx, const ForwardFlags& f, DType type) {
+  const std::filesystem::path dir = f.model.find(), adapter = f.model.find_adapter();
+  if (!f.unmerged) return load_with_adapter(ctx, dir, adapter, type, {});
+  const Adapter beside(adapter);
+  const ModelConfig config = read_model_config(dir / "config.json");
+  auto model = std::make_unique<Model>(ctx, config, type, Frozen{}, beside.config(config));
+  load_weights(dir, model->parameters());
+  load_adapter(beside, *model);
+  model->refresh_constants();
+  return model;
+}
+
+void run_forward(const ForwardFlags& f, const std::string& out, const Placement& where) {
   Context ctx(where.device, where.threads);
-  const auto model = load_model(ctx, dir, where.dtype);
-  const Sample sample(ctx, SafeTensors(tokens), model->config().vocab);
+  const bool grads = f.grads;
+  const auto model = open_model(ctx, f, where.dtype);
+  const Sample sample(ctx, SafeTensors(f.tokens), model->config().vocab);
   const std::int64_t n = sample.batch * sample.seq;
   const Batch batch{.batch = sample.batch, .seq = sample.seq, .tokens = sample.inputs, .targets = sample.targets};
   const OwnedTensor loss(ctx, DType::f32, {1});
@@ -129,24 +151,26 @@ void run_forward(const std::filesystem::path& dir, const std::string& tokens, co
 
 int cmd_forward(const Args& args) {
   CLI::App app("Logits, loss and gradients of a checkpoint, for comparing implementations", "bhyt forward");
-  ModelOption model;
-  std::string tokens, out;
-  bool grads = false, force = false;
+  ForwardFlags f;
+  std::string out;
+  bool force = false;
   std::vector<std::string> words;
-  model.add_to(app);
-  app.add_option("--tokens", tokens, "safetensors file with `tokens`, int64 [B, T+1]")->required();
+  f.model.add_to(app);
+  app.add_flag("--unmerged", f.unmerged, "with --adapter: computed beside the weights, as in training; --grads then has its gradients");
+  app.add_option("--tokens", f.tokens, "safetensors file with `tokens`, int64 [B, T+1]")->required();
   app.add_option("--out", out, "safetensors file to write: logits, loss, c_attn.<layer>, grad.<parameter>")->required();
-  app.add_flag("--grads", grads, "write the gradient of every parameter too");
+  app.add_flag("--grads", f.grads, "write the gradient of every parameter too");
   app.add_flag("--force", force, "replace the file that is there, whatever it is (an outcome of this command is replaced anyway)");
   app.add_option("key=value", words, "device=cpu|cuda[:N] (cpu), dtype=fp32|bf16 (fp32), threads=N");
   parse(app, args);
+  check_usage(!f.unmerged || !f.model.adapter.empty(), "--unmerged goes with --adapter");
   const Placement where = take_placement(words);
   const std::filesystem::path to = output_path(out);  // before the work
   std::error_code ignored;
-  check_usage(!std::filesystem::equivalent(to, tokens, ignored), "--out {} is the file that --tokens names; give it another name", out);
+  check_usage(!std::filesystem::equivalent(to, f.tokens, ignored), "--out {} is the file that --tokens names; give it another name", out);
   check_output_file(out, force || is_outcome(to));
   if (to.has_parent_path()) std::filesystem::create_directories(to.parent_path());
-  run_forward(model.find(), tokens, to.string(), grads, where);
+  run_forward(f, to.string(), where);
   return 0;
 }
 

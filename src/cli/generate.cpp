@@ -13,7 +13,6 @@
 #include "generate/engine.h"
 #include "generate/stop_texts.h"
 #include "generate/utf8_stream.h"
-#include "model/checkpoint.h"
 #include "model/kv_pages.h"
 
 namespace bhyt::cli {
@@ -245,13 +244,13 @@ int cmd_generate(const Args& args) {
   check_options(o);
   const Placement where = take_placement(o.words, "auto");
   Context ctx(where.device, where.threads);
-  const std::string checkpoint = o.model.find().string();
-  const auto model = load_model(ctx, checkpoint, where.dtype, o.repack.how());
+  const std::filesystem::path checkpoint = o.model.find(), adapter = o.model.find_adapter();
+  const auto model = load_with_adapter(ctx, checkpoint, adapter, where.dtype, o.repack.how());
   Job job{.options = o, .model = *model, .tokenizer = nullptr, .prompts = {}};
   job.prompts = read_prompts(app.count("--prompt") ? &o.prompt : nullptr, o.prompt_file, o.ids);
   if (!o.ids)
-    job.tokenizer =
-        open_tokenizer(checkpoint, o.tokenizer, model->config().vocab, o.model.verify(), ", and --ids takes and gives token ids without");
+    job.tokenizer = open_tokenizer(tokenizer_home(checkpoint, adapter), o.tokenizer, model->config().vocab, o.model.verify(),
+                                   ", and --ids takes and gives token ids without");
   std::vector<Request> requests = make_requests(job);
   std::vector<std::size_t> prompt_tokens;
   for (const Request& r : requests) prompt_tokens.push_back(r.prompt.size());

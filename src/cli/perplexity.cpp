@@ -15,7 +15,6 @@
 #include "data/files.h"
 #include "data/input.h"
 #include "io/format.h"
-#include "model/checkpoint.h"
 #include "model/kv_pages.h"
 
 namespace bhyt::cli {
@@ -153,10 +152,10 @@ int cmd_perplexity(const Args& args) {
   const Placement where = take_words(f);
   check_flags(f);
   Context ctx(where.device, where.threads);
-  const std::string checkpoint = f.model.find().string();
-  const auto model = load_model(ctx, checkpoint, where.dtype, f.repack.how());
+  const std::filesystem::path checkpoint = f.model.find(), adapter = f.model.find_adapter();
+  const auto model = load_with_adapter(ctx, checkpoint, adapter, where.dtype, f.repack.how());
   settle(f, app, model->config());
-  const auto tokenizer = open_tokenizer(checkpoint, f.tokenizer, model->config().vocab, f.model.verify());
+  const auto tokenizer = open_tokenizer(tokenizer_home(checkpoint, adapter), f.tokenizer, model->config().vocab, f.model.verify());
   std::optional<OutputFile> samples;
   if (!f.samples.empty()) samples.emplace(output_path(f.samples));
   const StopSignals signals("\n", StopSignals::Second::quits);

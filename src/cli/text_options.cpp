@@ -6,6 +6,8 @@
 #include "cli/cli.h"
 #include "core/check.h"
 #include "core/log.h"
+#include "model/adapter.h"
+#include "model/checkpoint.h"
 
 namespace bhyt::cli {
 
@@ -28,6 +30,17 @@ void RepackOption::add_to(CLI::App& app) {
 Model::Repack RepackOption::how() const {
   check_usage(weights.empty() || weights == "int8", "--weights takes int8, got {}", weights);
   return {.fold = !no_fold, .int8 = weights == "int8"};
+}
+
+std::unique_ptr<Model> load_with_adapter(Context& ctx, const std::filesystem::path& checkpoint, const std::filesystem::path& adapter,
+                                         DType type, const std::optional<Model::Repack>& how) {
+  if (adapter.empty()) return load_model(ctx, checkpoint, type, how);
+  const Adapter merged(adapter);
+  return load_model(ctx, checkpoint, type, how, &merged);
+}
+
+std::string tokenizer_home(const std::filesystem::path& checkpoint, const std::filesystem::path& adapter) {
+  return !adapter.empty() && holds_tokenizer(adapter) ? adapter.string() : checkpoint.string();
 }
 
 std::unique_ptr<Tokenizer> open_tokenizer(const std::string& checkpoint, const std::string& named, std::int64_t vocab, Verify verify,

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "generate/request.h"
@@ -24,6 +26,12 @@ struct RepackOption {
   void add_to(CLI::App& app);
   Model::Repack how() const;
 };
+
+// load_model with the adapter of a folder merged into it; "": none.
+std::unique_ptr<Model> load_with_adapter(Context& ctx, const std::filesystem::path& checkpoint, const std::filesystem::path& adapter,
+                                         DType type, const std::optional<Model::Repack>& how);
+// Where the tokenizer and its chat template are: with the adapter where it was saved with its own, else with the model.
+std::string tokenizer_home(const std::filesystem::path& checkpoint, const std::filesystem::path& adapter);
 
 // Of --tokenizer (`named`), else the checkpoint's own. The model must have a row for each of its ids. A model may have more rows, for
 // vocabularies are padded; a tokenizer from elsewhere with far fewer ids belongs to another model. `otherwise` ends the message that there

@@ -14,6 +14,7 @@ namespace bhyt {
 struct ActivationTensors::Layout {
   const ModelConfig& config;
   const NormPlan& norms;
+  const LoraConfig& lora;
   DType type;
   Device device;
   ActivationPlan plan;  // with the shape to lay out
@@ -30,7 +31,7 @@ struct ActivationTensors::Layout {
   }
   Tensor matrix(std::int64_t cols) { return take(type, {n(), cols}); }
   Tensor stats() { return take(DType::f32, {2, n()}); }
-  void body(Kept& k, bool norms_on_outputs);
+  void body(Kept& k, bool norms_on_outputs, bool adapters);
 };
 
 namespace {
@@ -42,7 +43,7 @@ bool any_output_norm(const NormPlan& plan) {
 }  // namespace
 
 // All of a block but its input, the norms' outputs and SwiGLU's.
-void ActivationTensors::Layout::body(Kept& k, bool norms_on_outputs) {
+void ActivationTensors::Layout::body(Kept& k, bool norms_on_outputs, bool adapters) {
   k.stats1 = stats();
   k.stats2 = stats();
   if (norms.aux_loss > 0) k.exact = take(DType::f32, {n()});
@@ -51,6 +52,8 @@ void ActivationTensors::Layout::body(Kept& k, bool norms_on_outputs) {
   k.lse = take(DType::f32, {plan.batch, config.heads, plan.seq});
   k.x2 = matrix(config.d);
   k.gate_up = matrix(2 * config.mlp);
+  for (std::size_t i = 0; i < kProducts && adapters; ++i)
+    if (const std::int64_t width = lora.width(static_cast<Product>(i)); width > 0) k.lora[i] = matrix(width);
   if (!norms_on_outputs) return;
   k.out1 = matrix(config.d);
   k.out2 = matrix(config.d);
@@ -68,14 +71,14 @@ void ActivationTensors::lay(Layout& at) {
   };
   // What the backward makes again, or nobody asks for later, is one set for all blocks.
   Kept shared;
-  if (!plan.keeps_block()) at.body(shared, any_output_norm(norms));
+  if (!plan.keeps_block()) at.body(shared, any_output_norm(norms), at.lora.rank > 0);
   if (!plan.keeps_z()) lay_norms(shared);
   if (!plan.keeps_h()) shared.h = at.matrix(c.mlp);
   Tensor stream;  // without a backward the stream lives in one place
   kept.clear();
   for (std::size_t l = 0; l < norms.blocks.size(); ++l) {
     Kept k = shared;
-    if (plan.keeps_block()) at.body(k, norms.blocks[l].out1.has_value());
+    if (plan.keeps_block()) at.body(k, norms.blocks[l].out1.has_value(), at.lora.adapts_layer(static_cast<std::int64_t>(l)));
     if (plan.keeps_z()) lay_norms(k);
     if (plan.keeps_h()) k.h = at.matrix(c.mlp);
     if (plan.backward || !stream) stream = at.matrix(c.d);
@@ -99,6 +102,7 @@ void ActivationTensors::lay(Layout& at) {
     scratch.dqkv = at.matrix(c.qkv_width());
     scratch.datt = at.matrix(c.q_width());
     scratch.dms = at.take(DType::f32, {at.n()});
+    if (at.lora.rank > 0 && at.lora.dropout > 0) scratch.dropped = at.matrix(std::max({c.d, c.q_width(), c.mlp}));
   }
   at.bytes = std::max(at.bytes, end);
 }
@@ -112,9 +116,9 @@ Activations::Activations(Context& ctx, const Model& model, const ActivationPlan&
   fit(plan.batch, plan.seq);
 }
 
-std::size_t Activations::bytes(const ModelConfig& config, DType type, Device device, const ActivationPlan& plan) {
+std::size_t Activations::bytes(const ModelConfig& config, DType type, Device device, const ActivationPlan& plan, const LoraConfig& lora) {
   const NormPlan norms = plan_norms(config.norm, config.layers, config.d, config.eps);
-  Layout measure{.config = config, .norms = norms, .type = type, .device = device, .plan = plan};
+  Layout measure{.config = config, .norms = norms, .lora = lora, .type = type, .device = device, .plan = plan};
   ActivationTensors().lay(measure);
   return measure.bytes;
 }
@@ -122,7 +126,12 @@ std::size_t Activations::bytes(const ModelConfig& config, DType type, Device dev
 void Activations::fit(std::int64_t batch, std::int64_t seq) {
   if (batch == fitted_batch_ && seq == fitted_seq_) return;
   fitted_batch_ = 0;  // nothing, should memory run out below
-  Layout measure{.config = model_.config(), .norms = model_.norms(), .type = model_.type(), .device = model_.device(), .plan = plan_};
+  Layout measure{.config = model_.config(),
+                 .norms = model_.norms(),
+                 .lora = model_.lora(),
+                 .type = model_.type(),
+                 .device = model_.device(),
+                 .plan = plan_};
   measure.plan.batch = batch;
   measure.plan.seq = seq;
   measure.constants = constants_.t.as<float>();
@@ -151,13 +160,13 @@ Positions Activations::positions(const Batch& b) const {
   return {.batch = b.batch, .seq = b.seq, .table = rope_.t, .positions = b.positions, .first = b.first};
 }
 
-void Activations::forward(const Batch& b, float aux, const Observers& see) {
+void Activations::forward(const Batch& b, const ForwardOptions& how, const Observers& see) {
   const Positions at = positions(b);
   const std::int64_t layers = model_.config().layers;
   embedding(ctx_, b.tokens, model_.weights().embedding, kept[0].x, model_.embedding_scale());
   see.show(ctx_, Point::embedding, 0, kept[0].x);
   Stream stream{kept[0].x, {}};
-  for (std::size_t l = 0; l < kept.size(); ++l) model_.blocks()[l].forward(ctx_, stream, kept[l], scratch, at, aux, see);
+  for (std::size_t l = 0; l < kept.size(); ++l) model_.blocks()[l].forward(ctx_, stream, kept[l], scratch, at, how, see);
   norm(ctx_, model_.last(), {.x = stream.x, .add = stream.pending, .sum = last, .z = z, .stats = last_stats});
   see.show(ctx_, Point::block_output, layers, last);
   see.show(ctx_, Point::last, layers + 1, z);
@@ -178,7 +187,7 @@ void Activations::show_logits(const Observers& see) const {
 }
 
 void Activations::score(const Batch& b, const Score& out, const Observers& see) {
-  forward(b, 0, see);
+  forward(b, {}, see);
   cross_entropy(ctx_, {.x = z,
                        .w = model_.weights().head,
                        .targets = b.targets,

@@ -42,13 +42,13 @@ class Activations : public ActivationTensors {
   Activations(Context& ctx, const Model& model, const ActivationPlan& plan);
 
   // What a pass will take, before there is a model.
-  static std::size_t bytes(const ModelConfig& config, DType type, Device device, const ActivationPlan& plan);
+  static std::size_t bytes(const ModelConfig& config, DType type, Device device, const ActivationPlan& plan, const LoraConfig& lora = {});
 
   // Lays the activations out for this shape, inside what there is; takes more memory where that is too small.
   void fit(std::int64_t batch, std::int64_t seq);
   Positions positions(const Batch& batch) const;
   // Embedding, blocks and final norm; z is the last norm's output.
-  void forward(const Batch& batch, float aux, const Observers& see);
+  void forward(const Batch& batch, const ForwardOptions& how, const Observers& see);
   void score(const Batch& batch, const Score& out, const Observers& see);
   void logits(std::int64_t first, std::int64_t rows, const Tensor& out) const;  // of the last forward
 

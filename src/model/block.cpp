@@ -32,11 +32,13 @@ NormGrads site_grads(const SiteWeights& g) {
   return {.gamma = g.gamma, .beta = g.beta, .scale = g.scale, .shift = g.shift, .gate = g.gate, .direction = g.direction};
 }
 
-Block::Block(const ModelConfig& config, const NormPlan& norms, std::int64_t layer, const LayerWeights& weights, Tensor c_attn)
+Block::Block(const ModelConfig& config, const NormPlan& norms, std::int64_t layer, const LayerWeights& weights, Tensor c_attn,
+             float lora_scale)
     : config_(config),
       plan_(norms.blocks[static_cast<std::size_t>(layer - 1)]),
       stop_gradient_(norms.stop_gradient),
       layer_(layer),
+      lora_scale_(lora_scale),
       w_(weights),
       c_attn_(c_attn),
       site1_(make_site(plan_.site1, weights.site1)),
@@ -97,8 +99,38 @@ void Block::show_site(Context& ctx, const Observers& see, bool second, const Kep
   see.show(ctx, scale, layer_, row(1));
 }
 
+LoraOptions Block::adapting(Product product, const BlockScratch& scratch, const Dropout& dropout) const {
+  LoraOptions o{.scale = lora_scale_, .dropout = dropout, .dropped = scratch.dropped};
+  o.dropout.stream = static_cast<std::uint64_t>(layer_) * kProducts + static_cast<std::uint64_t>(product);
+  if (product == Product::qkv) o.columns = {0, config_.q_width(), config_.q_width() + config_.kv_width()};
+  if (product == Product::gate_up) o.columns = {0, config_.mlp, 0};
+  return o;
+}
+
+void Block::multiply(Context& ctx, Product product, const Tensor& x, const Tensor& y, const Kept& keep, const BlockScratch& scratch,
+                     const ForwardOptions& how) const {
+  linear(ctx, x, w_.matrix(product), y, {.by_row = how.by_row});
+  const LoraWeights& adapters = w_.adapters(product);
+  if (!adapters) return;
+  LoraOptions options = adapting(product, scratch, how.dropout);
+  options.by_row = how.by_row;
+  lora(ctx, adapters, x, keep.lora[static_cast<std::size_t>(product)], y, options);
+}
+
+void Block::multiply_backward(Context& ctx, Product product, const Tensor& x, const Tensor& dy, const Tensor& dx, const Kept& keep,
+                              const BlockScratch& scratch, const LayerWeights& gradients, const BackwardOptions& options) const {
+  const LoraWeights &adapters = w_.adapters(product), &dadapters = gradients.adapters(product);
+  const LoraOptions how = adapters ? adapting(product, scratch, options.dropout) : LoraOptions{};
+  const Tensor& t = keep.lora[static_cast<std::size_t>(product)];
+  if (adapters && dx) lora_backward_b(ctx, adapters, dadapters, t, dy, how, options.accumulate);
+  if (adapters && x) lora_backward_a(ctx, dadapters, t, x, how, options.accumulate);
+  linear_backward(ctx, x, w_.matrix(product), dy, dx, x ? gradients.matrix(product) : Tensor{}, {.dw = options.accumulate});
+  if (adapters && dx) lora_backward_x(ctx, adapters, t, dx, how);
+}
+
 // The one exact statistic, the projections and their rotation.
-void Block::before_attention(Context& ctx, Stream& stream, const Kept& keep, const Positions& at, const Observers& see, bool by_row) const {
+void Block::before_attention(Context& ctx, Stream& stream, const Kept& keep, const BlockScratch& scratch, const Positions& at,
+                             const ForwardOptions& how, const Observers& see) const {
   const bool summed = static_cast<bool>(stream.pending);
   norm(ctx, site1_, {.x = stream.x, .add = stream.pending, .sum = keep.x, .z = keep.z1, .stats = keep.stats1});
   if (summed) see.show(ctx, Point::block_output, layer_ - 1, keep.x);
@@ -106,7 +138,7 @@ void Block::before_attention(Context& ctx, Stream& stream, const Kept& keep, con
   see.show(ctx, Point::block_input, layer_, keep.x);
   show_site(ctx, see, false, keep);
   see.show(ctx, Point::z1, layer_, keep.z1);
-  linear(ctx, keep.z1, w_.qkv, keep.qkv, {.by_row = by_row});
+  multiply(ctx, Product::qkv, keep.z1, keep.qkv, keep, scratch, how);
   if (at.paged)
     rope_to_pages(ctx, keep.qkv, at.table, at.pages, *at.paged, shape(at));
   else
@@ -119,15 +151,15 @@ void Block::before_attention(Context& ctx, Stream& stream, const Kept& keep, con
 }
 
 // From attention's output to the MLP's: x' = x + W_O·att and its norm leave one kernel.
-void Block::after_attention(Context& ctx, Stream& stream, const Kept& keep, const BlockScratch& scratch, float aux, const Observers& see,
-                            bool by_row) const {
+void Block::after_attention(Context& ctx, Stream& stream, const Kept& keep, const BlockScratch& scratch, const ForwardOptions& how,
+                            const Observers& see) const {
   see.show(ctx, Point::attention, layer_, keep.att);
   const Tensor projected = out1_ ? keep.out1 : scratch.branch;
-  linear(ctx, keep.att, w_.o, projected, {.by_row = by_row});
+  multiply(ctx, Product::o, keep.att, projected, keep, scratch, how);
   see.show(ctx, Point::attention_output, layer_, projected);
   if (out1_) norm(ctx, *out1_, {.x = keep.out1, .z = scratch.branch, .stats = keep.stats_out1});
   if (!constant_) compute_constant(ctx, keep.constant);
-  const Given g = given_of(keep, aux);
+  const Given g = given_of(keep, how.aux);
   norm(ctx, site2_,
        {.x = stream.x,
         .add = scratch.branch,
@@ -138,23 +170,23 @@ void Block::after_attention(Context& ctx, Stream& stream, const Kept& keep, cons
   see.show(ctx, Point::after_attention, layer_, keep.x2);
   show_site(ctx, see, true, keep);
   see.show(ctx, Point::z2, layer_, keep.z2);
-  linear(ctx, keep.z2, w_.gate_up, keep.gate_up, {.by_row = by_row});
+  multiply(ctx, Product::gate_up, keep.z2, keep.gate_up, keep, scratch, how);
   see.show(ctx, Point::gate, layer_, keep.gate_up.col_slice(0, config_.mlp));
   see.show(ctx, Point::up, layer_, keep.gate_up.col_slice(config_.mlp, config_.mlp));
   swiglu(ctx, keep.gate_up, keep.h);
   see.show(ctx, Point::hidden, layer_, keep.h);
   const Tensor output = out2_ ? keep.out2 : scratch.branch;
-  linear(ctx, keep.h, w_.down, output, {.by_row = by_row});
+  multiply(ctx, Product::down, keep.h, output, keep, scratch, how);
   see.show(ctx, Point::mlp_output, layer_, output);
   if (out2_) norm(ctx, *out2_, {.x = keep.out2, .z = scratch.branch, .stats = keep.stats_out2});
   stream = {keep.x2, scratch.branch};
 }
 
-void Block::forward(Context& ctx, Stream& stream, const Kept& keep, const BlockScratch& scratch, const Positions& at, float aux,
-                    const Observers& see) const {
-  before_attention(ctx, stream, keep, at, see);
+void Block::forward(Context& ctx, Stream& stream, const Kept& keep, const BlockScratch& scratch, const Positions& at,
+                    const ForwardOptions& how, const Observers& see) const {
+  before_attention(ctx, stream, keep, scratch, at, how, see);
   attention(ctx, keep.qkv, keep.att, keep.lse, at.first, shape(at));
-  after_attention(ctx, stream, keep, scratch, aux, see);
+  after_attention(ctx, stream, keep, scratch, how, see);
 }
 
 void Block::recompute_norms(Context& ctx, const Kept& keep) const {
@@ -172,16 +204,15 @@ void Block::mlp_backward(Context& ctx, const Kept& keep, const BlockScratch& s, 
                   {.x = keep.out2, .stats = keep.stats_out2, .dz = s.dx, .dx = s.dbranch, .accumulate = false});
     dbranch = s.dbranch;
   }
-  const Adds adds{.dw = options.accumulate};
   if (options.h_was_kept) {
-    linear_backward(ctx, keep.h, w_.down, dbranch, keep.h, gradients.down, adds);
+    multiply_backward(ctx, Product::down, keep.h, dbranch, keep.h, keep, s, gradients, options);
     swiglu_backward(ctx, keep.gate_up, keep.h, keep.gate_up);
   } else {
-    linear_backward(ctx, {}, w_.down, dbranch, keep.h, {});
+    multiply_backward(ctx, Product::down, {}, dbranch, keep.h, keep, s, gradients, options);
     swiglu_backward(ctx, keep.gate_up, keep.h, keep.gate_up, keep.h);
-    linear_backward(ctx, keep.h, w_.down, dbranch, {}, gradients.down, adds);
+    multiply_backward(ctx, Product::down, keep.h, dbranch, {}, keep, s, gradients, options);
   }
-  linear_backward(ctx, keep.z2, w_.gate_up, keep.gate_up, keep.z2, gradients.gate_up, adds);
+  multiply_backward(ctx, Product::gate_up, keep.z2, keep.gate_up, keep.z2, keep, s, gradients, options);
 }
 
 // From the gradient of x' to that of site 1's output, in keep.z1.
@@ -193,13 +224,12 @@ void Block::attention_backward_pass(Context& ctx, const Kept& keep, const BlockS
                   {.x = keep.out1, .stats = keep.stats_out1, .dz = s.dx, .dx = s.dbranch, .accumulate = false});
     dbranch = s.dbranch;
   }
-  const Adds adds{.dw = options.accumulate};
-  linear_backward(ctx, keep.att, w_.o, dbranch, s.datt, gradients.o, adds);
+  multiply_backward(ctx, Product::o, keep.att, dbranch, s.datt, keep, s, gradients, options);
   attention_backward(ctx, keep.qkv, keep.att, keep.lse, at.first, s.datt, s.dqkv, shape(at));
   rope(
       ctx, s.dqkv, at.table,
       {.heads = config_.heads + config_.kv_heads, .head_dim = config_.head_dim, .seq = at.seq, .positions = at.positions, .inverse = true});
-  linear_backward(ctx, keep.z1, w_.qkv, s.dqkv, keep.z1, gradients.qkv, adds);
+  multiply_backward(ctx, Product::qkv, keep.z1, s.dqkv, keep.z1, keep, s, gradients, options);
 }
 
 void Block::backward(Context& ctx, const Kept& keep, const BlockScratch& s, const Positions& at, const LayerWeights& gradients,

@@ -25,7 +25,8 @@ struct Kept {
   Tensor gate_up, h;      // [N,2F], [N,F]; their gradients take their place
   Tensor out1, out2;      // [N,C] the sublayers' outputs where a norm follows them
   Tensor stats_out1, stats_out2;
-  Tensor constant;  // [1] C of this layer, made by the forward from the weights of the moment
+  Tensor constant;                     // [1] C of this layer, made by the forward from the weights of the moment
+  std::array<Tensor, kProducts> lora;  // [N,k·r] what B multiplies, of every product with adapters; its gradient takes its place
 };
 
 // Scratch that all blocks share.
@@ -35,6 +36,14 @@ struct BlockScratch {
   Tensor dbranch;     // [N,C]
   Tensor dqkv, datt;  // [N,(H+2K)·D], [N,H·D]
   Tensor dms;         // [N] from the second site to the block's statistic
+  Tensor dropped;     // room for the input of any product, where adapters have dropout
+};
+
+// How one forward goes.
+struct ForwardOptions {
+  float aux = 0;         // weight of the auxiliary loss per token, 0 = off
+  Dropout dropout = {};  // of adapters: p and seed; each product has a stream of its own
+  bool by_row = false;   // every row is computed as if it were alone, to the last bit (LinearOptions)
 };
 
 // How one backward goes.
@@ -42,6 +51,7 @@ struct BackwardOptions {
   float aux = 0;           // weight of the auxiliary loss per token, 0 = off
   bool accumulate = true;  // false: products overwrite the gradients of their weights
   bool h_was_kept = true;  // false: SwiGLU's backward makes h again as it goes
+  Dropout dropout = {};    // as the forward had it
 };
 
 // Where the tokens stand.
@@ -61,12 +71,13 @@ struct Stream {
 
 class Block {
  public:
-  // layer from 1; c_attn is this layer's fp32 [1].
-  Block(const ModelConfig& config, const NormPlan& norms, std::int64_t layer, const LayerWeights& weights, Tensor c_attn);
+  // layer from 1; c_attn is this layer's fp32 [1]; lora_scale is α/r of its adapters.
+  Block(const ModelConfig& config, const NormPlan& norms, std::int64_t layer, const LayerWeights& weights, Tensor c_attn,
+        float lora_scale = 1);
 
-  void refresh_constant(Context& ctx, std::int64_t seq_len) const;  // c_attn from the current weights
-  // Writes keep, leaves the MLP's output pending in the stream. aux: weight of the auxiliary loss per token, 0 = off.
-  void forward(Context& ctx, Stream& stream, const Kept& keep, const BlockScratch& scratch, const Positions& at, float aux,
+  void refresh_constant(Context& ctx, std::int64_t seq_len) const;  // c_attn from the current weights, without adapters
+  // Writes keep, leaves the MLP's output pending in the stream.
+  void forward(Context& ctx, Stream& stream, const Kept& keep, const BlockScratch& scratch, const Positions& at, const ForwardOptions& how,
                const Observers& see) const;
   // Site 1 and site 2 only, from kept x and x2: what backward needs again when z was not kept.
   void recompute_norms(Context& ctx, const Kept& keep) const;
@@ -74,11 +85,10 @@ class Block {
                 const BackwardOptions& options) const;
 
   // A forward in two parts, for passes with an attention of their own: up to the rotated q, k and v; and from attention's output on.
-  // by_row: every row is computed as if it were alone, to the last bit (LinearOptions).
-  void before_attention(Context& ctx, Stream& stream, const Kept& keep, const Positions& at, const Observers& see,
-                        bool by_row = false) const;
-  void after_attention(Context& ctx, Stream& stream, const Kept& keep, const BlockScratch& scratch, float aux, const Observers& see,
-                       bool by_row = false) const;
+  void before_attention(Context& ctx, Stream& stream, const Kept& keep, const BlockScratch& scratch, const Positions& at,
+                        const ForwardOptions& how, const Observers& see) const;
+  void after_attention(Context& ctx, Stream& stream, const Kept& keep, const BlockScratch& scratch, const ForwardOptions& how,
+                       const Observers& see) const;
 
   // For passes that put a step together in their own way: a given statistic from C and the block's input's mean squares.
   Given given(const Tensor& ms, const Tensor& constant) const;
@@ -101,6 +111,12 @@ class Block {
   const NormSite& site2() const { return site2_; }
 
  private:
+  // y = x Wᵀ with what adapters add; and its gradients: an empty x leaves out those of weights, which then follow in a call without dx.
+  void multiply(Context& ctx, Product product, const Tensor& x, const Tensor& y, const Kept& keep, const BlockScratch& scratch,
+                const ForwardOptions& how) const;
+  void multiply_backward(Context& ctx, Product product, const Tensor& x, const Tensor& dy, const Tensor& dx, const Kept& keep,
+                         const BlockScratch& scratch, const LayerWeights& gradients, const BackwardOptions& options) const;
+  LoraOptions adapting(Product product, const BlockScratch& scratch, const Dropout& dropout) const;
   AttentionShape shape(const Positions& at) const;
   Given given_of(const Kept& keep, float aux) const;
   void show_site(Context& ctx, const Observers& see, bool second, const Kept& keep) const;
@@ -113,6 +129,7 @@ class Block {
   BlockPlan plan_;
   bool stop_gradient_;
   std::int64_t layer_;
+  float lora_scale_;
   LayerWeights w_;
   Tensor c_attn_, constant_;  // constant_: C where it does not change any more, else empty
   NormSite site1_, site2_;

@@ -7,6 +7,7 @@
 #include "core/log.h"
 #include "core/rng.h"
 #include "io/hash.h"
+#include "model/adapter.h"
 #include "model/checkpoint_files.h"
 #include "model/checkpoint_json.h"
 #include "model/hf_files.h"
@@ -30,9 +31,9 @@ void put_values(Context& ctx, const Parameter& p, std::int64_t first, std::int64
 }
 
 // One parameter from its stored tensor, piece by piece. Returns how many values are not finite.
-std::int64_t load_tensor(Context& ctx, const WeightFiles::Entry& entry, const Parameter& p, const ValueSink& sink) {
+std::int64_t load_tensor(Context& ctx, const WeightFiles::Entry& entry, const Parameter& p, const ValueSink& sink, const Adapter* adapter) {
   std::int64_t non_finite = 0;
-  each_piece(entry, [&](const float* values, std::int64_t first, std::int64_t n) {
+  each_merged(entry, p, adapter, [&](const float* values, std::int64_t first, std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i) non_finite += !std::isfinite(values[i]);
     put_values(ctx, p, first, n, values, sink);
   });
@@ -78,9 +79,10 @@ void check_fit(const fs::path& dir, const WeightFiles& files, const std::vector<
   check(wrong.empty(), "{}: the weights do not fit config.json:\n  {}", dir.string(), fmt::join(wrong, "\n  "));
 }
 
-void load_from(const WeightFiles& files, const Parameters& into, const ValueSink& sink = {}) {
+void load_from(const WeightFiles& files, const Parameters& into, const ValueSink& sink = {}, const Adapter* adapter = nullptr) {
   check_tied_head(files, into.list());
   for (const Parameter& p : into.list()) {
+    if (p.adapter()) continue;
     const WeightFiles::Entry* entry = files.find(p.name);
     if (!entry) {  // optional: keeps its initial value
       const std::vector<float> initial(static_cast<std::size_t>(p.size), static_cast<float>(p.init_value));
@@ -88,7 +90,7 @@ void load_from(const WeightFiles& files, const Parameters& into, const ValueSink
       if (sink) sink(p, 0, p.size, initial.data());
       continue;
     }
-    if (const std::int64_t count = load_tensor(into.context(), *entry, p, sink))
+    if (const std::int64_t count = load_tensor(into.context(), *entry, p, sink, adapter))
       log::warning("{}: tensor {} holds {} values that are not finite", entry->file->path().filename().string(), p.name, count);
   }
 }
@@ -140,13 +142,15 @@ void load_weights(const fs::path& dir, const Parameters& into, const ValueSink& 
     if (const auto* entry = files.find(p.name); grow && lacks_rows(entry, p)) add_rows(into.context(), *entry, p, *grow, sink);
 }
 
-std::unique_ptr<Model> load_model(Context& ctx, const fs::path& dir, DType type, const std::optional<Model::Repack>& for_generating) {
+std::unique_ptr<Model> load_model(Context& ctx, const fs::path& dir, DType type, const std::optional<Model::Repack>& for_generating,
+                                  const Adapter* adapter) {
   require_checkpoint(dir);
   const ModelConfig config = read_model_config(dir / "config.json");
   const WeightFiles files(dir);
   check_fit(dir, files, parameter_list(config));  // before the memory is asked for: a wrong config may ask for anything
+  if (adapter) adapter->check_fits(parameter_list(config));
   auto model = std::make_unique<Model>(ctx, config, type);
-  load_from(files, model->parameters());
+  load_from(files, model->parameters(), {}, adapter);
   model->refresh_constants();
   if (for_generating) model->repack(*for_generating);
   return model;
@@ -165,6 +169,7 @@ void save_model_files(const fs::path& dir, const ModelConfig& config, DType weig
 
 void save_model(const fs::path& dir, const Model& model) {
   check(!model.repacked(), "[save] expected a model as it was loaded, got one that is repacked for generating");
+  check(model.lora().rank == 0, "[save] expected a model without adapters (save_adapter, save_merged)");
   save_model_files(dir, model.config(), model.type());
   std::vector<SafeTensorOut> tensors;
   for (const Parameter& p : model.parameters().list()) tensors.push_back(tensor_out(model.context(), p));

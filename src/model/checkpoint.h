@@ -12,6 +12,8 @@
 
 namespace bhyt {
 
+class Adapter;
+
 // config.json → ModelConfig: plain Llama, the reference's flat norm keys, or our `norm` object (which wins).
 ModelConfig read_model_config(const std::filesystem::path& config_json);
 // The same from its text; `name` stands for the file in messages.
@@ -23,13 +25,14 @@ std::string model_config_json(const ModelConfig& config, DType weights);
 bool is_plain_llama(const ModelConfig& config);
 
 // Opens a checkpoint folder for computing: reads config, loads weights (any file dtype → `type`), computes c_attn.
-// for_generating: repacked (Model::repack), as no other use of a model allows.
+// for_generating: repacked (Model::repack), as no other use of a model allows. adapter: merged into the weights in fp32, before they become
+// `type`; null: none.
 std::unique_ptr<Model> load_model(Context& ctx, const std::filesystem::path& dir, DType type,
-                                  const std::optional<Model::Repack>& for_generating = {});
+                                  const std::optional<Model::Repack>& for_generating = {}, const Adapter* adapter = nullptr);
 // What keeps the weights of a checkpoint from serving a config, a line per tensor.
 std::vector<std::string> weight_mismatches(const std::filesystem::path& dir, const ModelConfig& config, bool grow = false);
-// Loads weights into parameters that exist already; missing and unexpected tensors are all named at once. grow: an embedding and a head
-// may have more rows than their files; a new row is the mean of the others and noise drawn from this seed.
+// Loads weights into parameters that exist already, adapters left as they are; missing and unexpected tensors are all named at once. grow:
+// an embedding and a head may have more rows than their files; a new row is the mean of the others and noise drawn from this seed.
 void load_weights(const std::filesystem::path& dir, const Parameters& into, const ValueSink& sink = {},
                   std::optional<std::uint64_t> grow = {});
 // Writes config.json and model.safetensors (parameters in their run type) into dir, which must exist. Weights that are not finite are

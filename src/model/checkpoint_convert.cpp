@@ -7,6 +7,7 @@
 
 #include "core/check.h"
 #include "core/log.h"
+#include "model/adapter.h"
 #include "model/checkpoint.h"
 #include "model/checkpoint_files.h"
 #include "model/checkpoint_json.h"
@@ -105,12 +106,6 @@ void keep_unknown_keys(const fs::path& from, const fs::path& to) {
   write_text_synced(to, ours.dump(2) + "\n");
 }
 
-void copy_companions(const fs::path& from, const fs::path& to) {
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
-                           "vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json"})
-    if (fs::exists(from / name)) fs::copy_file(from / name, to / name, fs::copy_options::overwrite_existing);
-}
-
 void convert_folder(const fs::path& from, const fs::path& to, const ConvertOptions& options) {
   require_checkpoint(from);
   const ModelConfig config = read_model_config(from / "config.json");
@@ -119,6 +114,7 @@ void convert_folder(const fs::path& from, const fs::path& to, const ConvertOptio
   const std::vector<std::string> wrong = mismatches(files, parameters);
   check(wrong.empty(), "{}: the weights do not fit config.json:\n  {}", from.string(), fmt::join(wrong, "\n  "));
   check_tied_head(files, parameters);
+  if (options.merge) options.merge->check_fits(parameters);
   std::vector<Source> sources;
   DType widest = DType::bf16;  // what torch_dtype says: the type of the matrices
   for (const Parameter& p : parameters) {
@@ -126,7 +122,8 @@ void convert_folder(const fs::path& from, const fs::path& to, const ConvertOptio
     if (!e) continue;
     const DType type = options.dtype.value_or(float_type(e->tensor->dtype));
     if (p.shape.size() == 2 && size_of(type) >= size_of(widest)) widest = type;
-    sources.push_back({p.name, safetensors_dtype(type), p.shape, [e](const Piece& f) { each_piece(*e, f); }});
+    sources.push_back(
+        {p.name, safetensors_dtype(type), p.shape, [e, &p, adapter = options.merge](const Piece& f) { each_merged(*e, p, adapter, f); }});
   }
   save_model_files(to, config, widest);
   keep_unknown_keys(from / "config.json", to / "config.json");
@@ -155,6 +152,12 @@ void convert_llama2c(const fs::path& from, const fs::path& to, const ConvertOpti
 }
 
 }  // namespace
+
+void copy_companions(const fs::path& from, const fs::path& to) {
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
+                           "vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json"})
+    if (fs::exists(from / name)) fs::copy_file(from / name, to / name, fs::copy_options::overwrite_existing);
+}
 
 void convert_checkpoint(const fs::path& from, const fs::path& to, const ConvertOptions& options) {
   check(fs::exists(from), "{}: no such file or folder", from.string());

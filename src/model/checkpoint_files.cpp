@@ -29,15 +29,15 @@ bool belongs_to_model(const std::string& file) { return file != kTrainerState &&
 // "" where nothing is wrong, or nothing is known: folders that the trainer did not write have no manifest.
 std::string damage(const fs::path& dir) { return fs::exists(dir / kManifest) ? verify_manifest(dir, belongs_to_model) : ""; }
 
-fs::path newest_of_run(const fs::path& run, Verify verify) {
+fs::path newest_of_run(const fs::path& run, Verify verify, const FolderKind& kind) {
   std::string wrong;
   bool damaged = false;
   for (const std::int64_t step : checkpoint_steps(run)) {
     const fs::path at = checkpoint_folder(run, step);
-    const bool model = is_checkpoint(at);
-    const std::string problem = !model ? "it holds no model" : verify == Verify::yes ? damage(at) : "";
+    const bool fits = kind.is(at);
+    const std::string problem = !fits ? fmt::format("it holds no {}", kind.holds) : verify == Verify::yes ? damage(at) : "";
     if (problem.empty()) return at;
-    damaged |= model;
+    damaged |= fits;
     log::warning("passing over {}: {}", at.string(), problem);
     wrong += fmt::format("\n  {}: {}", at.filename().string(), problem);
   }
@@ -68,6 +68,8 @@ void require_checkpoint(const fs::path& dir) {
   check(fs::exists(dir), "{}: no such folder", where);
   check(fs::is_directory(dir), "{}: not a folder (a checkpoint is a folder with config.json and model.safetensors)", where);
   if (is_checkpoint(dir)) return;
+  check(!fs::exists(dir / "adapter_config.json"), "{}: an adapter, not a model: --adapter takes it, --model the model that it belongs to",
+        where);
   const bool pickle = fs::exists(dir / "pytorch_model.bin") || fs::exists(dir / "pytorch_model.bin.index.json");
   throw Error(fmt::format("{}: not a checkpoint: looked for config.json ({}) and {} or {} ({}){}", where,
                           fs::exists(dir / "config.json") ? "found" : "missing", kSingle, kIndex, has_weights(dir) ? "found" : "missing",
@@ -75,20 +77,24 @@ void require_checkpoint(const fs::path& dir) {
 }
 
 fs::path named_checkpoint(const fs::path& named, Verify verify) {
+  return named_folder(named, verify, {.is = is_checkpoint, .require = require_checkpoint, .holds = "model"});
+}
+
+fs::path named_folder(const fs::path& named, Verify verify, const FolderKind& kind) {
   const auto wrong_with = [&](const fs::path& dir) { return verify == Verify::yes ? damage(dir) : ""; };
-  if (!is_checkpoint(named) && !checkpoint_steps(named).empty()) {
+  if (!kind.is(named) && !checkpoint_steps(named).empty()) {
     const fs::path best = named / "best";
-    const std::string wrong = is_checkpoint(best) ? wrong_with(best) : "";
-    if (is_checkpoint(best) && wrong.empty()) {
+    const std::string wrong = kind.is(best) ? wrong_with(best) : "";
+    if (kind.is(best) && wrong.empty()) {
       log::info("{}: taking its best checkpoint, {}", named.string(), fs::canonical(best).filename().string());
       return best;
     }
     if (!wrong.empty()) log::warning("passing over {}: {}", best.string(), wrong);
-    const fs::path newest = newest_of_run(named, verify);
+    const fs::path newest = newest_of_run(named, verify, kind);
     log::info("{}: taking its newest checkpoint, {}", named.string(), newest.filename().string());
     return newest;
   }
-  require_checkpoint(named);
+  kind.require(named);
   const std::string wrong = wrong_with(named);
   check(wrong.empty(), "{}: {}. --no-verify takes it all the same; after a change that was meant, remove its {}", named.string(), wrong,
         kManifest);
@@ -143,6 +149,7 @@ std::vector<std::string> mismatches(const WeightFiles& files, const std::vector<
   std::vector<std::string> out;
   std::map<std::string, const Parameter*> wanted;
   for (const Parameter& p : parameters) {
+    if (p.adapter()) continue;
     wanted[p.name] = &p;
     const WeightFiles::Entry* e = files.find(p.name);
     if (!e) {

@@ -48,6 +48,14 @@ void require_checkpoint(const std::filesystem::path& dir);
 // used; a message says which. What a model is read from is compared with manifest.json, if there is one: Error where it is damaged.
 std::filesystem::path named_checkpoint(const std::filesystem::path& named, Verify verify);
 
+// The same for any kind of folder that a run's checkpoints may be.
+struct FolderKind {
+  bool (*is)(const std::filesystem::path&);
+  void (*require)(const std::filesystem::path&);  // Error where it is none
+  const char* holds;                              // "model"
+};
+std::filesystem::path named_folder(const std::filesystem::path& named, Verify verify, const FolderKind& kind);
+
 // What does not fit between the files and a model's parameters, each a line; empty when all is well. Needs no weights, only headers.
 std::vector<std::string> mismatches(const WeightFiles& files, const std::vector<Parameter>& parameters);
 

@@ -52,7 +52,7 @@ DecodePass::DecodePass(Context& ctx, const Model& model, KvPages& pages, const L
       greedy_(ctx, DType::i32, {limits_.scored}) {
   const ModelConfig& c = model.config();
   reserve_attention_paged(ctx, limits.tokens, limits.length, heads_of(c));
-  reserve_gemm_by_row(ctx, limits.tokens, std::max({c.d, c.q_width(), c.mlp}));
+  reserve_gemm_by_row(ctx, limits.tokens, std::max({c.d, c.q_width(), c.mlp, model.lora().rank}));
   if (FewRowsPass::takes(model)) few_rows_.emplace(ctx, model, pages, rope_);
 }
 
@@ -139,6 +139,7 @@ DecodePass::Inputs DecodePass::put(std::span<const Piece> pieces) {
 void DecodePass::blocks(const Inputs& in) {
   const ModelConfig& c = model_.config();
   const std::int64_t q = c.q_width();
+  const ForwardOptions how{.by_row = true};
   Positions at{.batch = 1, .seq = in.rows, .table = rope_, .positions = in.at.positions, .first = {}, .paged = &in.at};
   embedding(ctx_, in.tokens, model_.weights().embedding, act_.kept[0].x, model_.embedding_scale());
   observers.show(ctx_, Point::embedding, 0, act_.kept[0].x);
@@ -148,9 +149,9 @@ void DecodePass::blocks(const Inputs& in) {
     const Kept& keep = act_.kept[l];
     const Tensor pages = pages_.layer(static_cast<std::int64_t>(l));
     at.pages = pages;
-    block.before_attention(ctx_, stream, keep, at, observers, true);
+    block.before_attention(ctx_, stream, keep, act_.scratch, at, how, observers);
     attention_paged(ctx_, keep.qkv.col_slice(0, q), pages, keep.att, in.at, heads_of(c));
-    block.after_attention(ctx_, stream, keep, act_.scratch, 0, observers, true);
+    block.after_attention(ctx_, stream, keep, act_.scratch, how, observers);
   }
   norm(ctx_, model_.last(), {.x = stream.x, .add = stream.pending, .sum = act_.last, .z = act_.z, .stats = act_.last_stats});
   observers.show(ctx_, Point::block_output, c.layers, act_.last);

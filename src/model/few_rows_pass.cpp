@@ -12,7 +12,8 @@ AttentionShape shape_of(const ModelConfig& c) { return {.heads = c.heads, .kv_he
 
 bool FewRowsPass::takes(const Model& m) {
   const ModelConfig& c = m.config();
-  return m.device().is_cuda() && m.type() == DType::bf16 && c.vocab >= 16 && few_rows_take(m.context(), c.d, c.mlp, shape_of(c));
+  return m.device().is_cuda() && m.lora().rank == 0 && m.type() == DType::bf16 && c.vocab >= 16 &&
+         few_rows_take(m.context(), c.d, c.mlp, shape_of(c));
 }
 
 FewRowsPass::FewRowsPass(Context& ctx, const Model& model, KvPages& pages, const Tensor& rope)

@@ -16,19 +16,25 @@ const ModelConfig& checked(const ModelConfig& config, DType type) {
   return config;
 }
 
+const LoraConfig& checked(const LoraConfig& lora, const ModelConfig& config) {
+  validate(lora, config);
+  return lora;
+}
+
 }  // namespace
 
-Model::Model(Context& context, const ModelConfig& config, DType type, const Frozen& frozen)
+Model::Model(Context& context, const ModelConfig& config, DType type, const Frozen& frozen, const LoraConfig& lora)
     : config_(checked(config, type)),
+      lora_(checked(lora, config)),
       plan_(plan_norms(config.norm, config.layers, config.d, config.eps)),
-      parameters_(context, config, type, frozen),
+      parameters_(context, config, type, frozen, lora),
       weights_(parameters_.values()),
       c_attn_(context, DType::f32, {config.layers}),
       last_(make_site(plan_.last, weights_.last)) {
   zero(context, c_attn_);
   for (std::size_t l = 0; l < weights_.layers.size(); ++l) {
     const Tensor own(c_attn_.t.as<float>() + l, DType::f32, context.device(), {1});
-    blocks_.emplace_back(config_, plan_, static_cast<std::int64_t>(l) + 1, weights_.layers[l], own);
+    blocks_.emplace_back(config_, plan_, static_cast<std::int64_t>(l) + 1, weights_.layers[l], own, static_cast<float>(lora_.scale()));
   }
 }
 
@@ -60,6 +66,7 @@ Tensor Model::repack_matrix(const Tensor& w, const NormSite* folded, bool int8) 
 
 void Model::repack(const Repack& how) {
   check(!repacked(), "[model] expected a model that is not repacked yet");
+  check(lora_.rank == 0, "[model] expected a model without adapters, or with adapters merged into it, to be repacked");
   check_usage(!how.int8 || !device().is_cuda(), "weights in int8 are for the CPU, the model is on {}", name_of(device()));
   constants_ = OwnedTensor(context(), DType::f32, {config_.layers});
   zero(context(), constants_);

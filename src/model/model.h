@@ -15,12 +15,14 @@ namespace bhyt {
 
 class Model {
  public:
-  // frozen: parameters that are not to be trained (parameters.h).
-  Model(Context& context, const ModelConfig& config, DType type, const Frozen& frozen = {});
+  // frozen: parameters that are not to be trained (parameters.h). lora: adapters beside the weights, which are frozen then; they count
+  // until values are given to them (Parameters::initialize_adapters, load_adapter) as zeros.
+  Model(Context& context, const ModelConfig& config, DType type, const Frozen& frozen = {}, const LoraConfig& lora = {});
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 
   const ModelConfig& config() const { return config_; }
+  const LoraConfig& lora() const { return lora_; }
   const NormPlan& norms() const { return plan_; }
   const Parameters& parameters() const { return parameters_; }
   const Weights& weights() const { return weights_; }
@@ -46,6 +48,7 @@ class Model {
 
  private:
   ModelConfig config_;
+  LoraConfig lora_;
   NormPlan plan_;
   Parameters parameters_;
   Weights weights_;

@@ -25,6 +25,7 @@ std::uint64_t hash_name(const std::string& name) {
 // Makes the list: every parameter a model has, layer by layer; in a layer first vectors and scalars, then matrices.
 struct Lister {
   const ModelConfig& c;
+  const LoraConfig& lora;
   std::vector<Parameter> list = {};
 
   void matrix(Role role, const std::string& name, std::int64_t rows, std::int64_t cols, std::int64_t layer, bool joined = false) {
@@ -84,6 +85,23 @@ struct Lister {
     matrix(Role::gate_projection, name + "mlp.gate_proj.weight", c.mlp, c.d, layer);
     matrix(Role::up_projection, name + "mlp.up_proj.weight", c.mlp, c.d, layer, true);
     matrix(Role::down, name + "mlp.down_proj.weight", c.d, c.mlp, layer);
+    for (std::size_t i = 0; i < kProducts && lora.rank > 0; ++i) adapters(static_cast<Product>(i), name, layer);
+  }
+  // The A's of a product's targets side by side, so that they are one product too; then their B's.
+  void adapters(Product product, const std::string& block, std::int64_t layer) {
+    std::vector<Projection> targets;
+    for (const Projection t : lora.targets)
+      if (product_of(t) == product && lora.adapts(t, layer - 1)) targets.push_back(t);
+    const auto add = [&](Role role, Projection t, const char* name, std::int64_t rows, std::int64_t cols, bool joined) {
+      matrix(role, block + std::string(module_of(t)) + name, rows, cols, layer, joined);
+      list.back().projection = t;
+      list.back().init_std = 0;
+    };
+    for (const Projection t : targets) {
+      add(Role::lora_a, t, ".lora_A.weight", lora.rank, inputs_of(t, c), t != targets.front());
+      list.back().init_bound = 1 / std::sqrt(static_cast<double>(inputs_of(t, c)));
+    }
+    for (const Projection t : targets) add(Role::lora_b, t, ".lora_B.weight", outputs_of(t, c), lora.rank, false);
   }
   void all(const NormPlan& plan) {
     matrix(Role::embedding, "model.embed_tokens.weight", c.vocab, c.d, 0);
@@ -128,6 +146,8 @@ Tensor& slot(Weights& w, const Parameter& p) {
     case Role::direction: return site_of(w, p).direction;
     case Role::ms_correction: return layer().ms_correction;
     case Role::constant_correction: return layer().constant_correction;
+    case Role::lora_a: return layer().lora[static_cast<std::size_t>(product_of(p.projection))].a;
+    case Role::lora_b: return layer().lora[static_cast<std::size_t>(product_of(p.projection))].b[part_of(p.projection)];
   }
   throw Error("[parameters] expected a known role");
 }
@@ -144,14 +164,18 @@ DType stored_as(const Parameter& p, DType type) { return is_matrix(p) ? type : D
 
 }  // namespace
 
-std::vector<Parameter> parameter_list(const ModelConfig& config) {
-  Lister lister{config};
+bool of_norm(const Parameter& p) { return p.site != Site::none || p.role == Role::ms_correction || p.role == Role::constant_correction; }
+
+std::vector<Parameter> parameter_list(const ModelConfig& config, const LoraConfig& lora) {
+  Lister lister{config, lora};
   lister.all(plan_norms(config.norm, config.layers, config.d, config.eps));
+  if (lora.active())
+    for (Parameter& p : lister.list) p.frozen |= !p.adapter() && !(lora.train_norms && of_norm(p));
   return std::move(lister.list);
 }
 
-Parameters::Parameters(Context& context, const ModelConfig& config, DType type, const Frozen& frozen)
-    : list_(parameter_list(config)), context_(&context), type_(type), config_(config) {
+Parameters::Parameters(Context& context, const ModelConfig& config, DType type, const Frozen& frozen, const LoraConfig& lora)
+    : list_(parameter_list(config, lora)), context_(&context), type_(type), config_(config) {
   for (std::size_t i = 0; i < list_.size(); ++i) {
     Parameter& p = list_[i];
     index_[p.name] = i;
@@ -163,9 +187,9 @@ Parameters::Parameters(Context& context, const ModelConfig& config, DType type, 
   lay_arena();
 }
 
-Parameters::Sizes Parameters::planned(const ModelConfig& config, DType type) {
+Parameters::Sizes Parameters::planned(const ModelConfig& config, DType type, const LoraConfig& lora) {
   Parameters p;
-  p.list_ = parameter_list(config);
+  p.list_ = parameter_list(config, lora);
   p.type_ = type;
   p.config_ = config;
   p.lay_arena();
@@ -228,17 +252,23 @@ std::int64_t Parameters::count() const {
   return n;
 }
 
-Tensor Parameters::whole(void* data, DType type, const Parameter& p) const {
-  if (p.role == Role::q) return Tensor(data, type, device(), {config_.qkv_width(), config_.d});
-  if (p.role == Role::gate_projection) return Tensor(data, type, device(), {2 * config_.mlp, config_.d});
-  return shaped(data, type, device(), p);
+std::int64_t Parameters::trained() const {
+  std::int64_t n = 0;
+  for (const Parameter& p : list_) n += p.frozen ? 0 : p.size;
+  return n;
+}
+
+Tensor Parameters::whole(void* data, DType type, std::size_t i) const {
+  Tensor t = shaped(data, type, device(), list_[i]);
+  while (++i < list_.size() && list_[i].joined) t.shape[0] += list_[i].shape[0];
+  return t;
 }
 
 Weights Parameters::values() const {
   Weights w;
   w.layers.resize(static_cast<std::size_t>(config_.layers));
-  for (const Parameter& p : list_)
-    if (!p.joined) slot(w, p) = whole(p.value.data, p.value.dtype, p);
+  for (std::size_t i = 0; i < list_.size(); ++i)
+    if (const Parameter& p = list_[i]; !p.joined) slot(w, p) = whole(p.value.data, p.value.dtype, i);
   if (config_.tied) w.head = w.embedding;
   return w;
 }
@@ -247,9 +277,9 @@ Weights Parameters::bind(const Tensor& arena) const {
   check(arena.size() == arena_size_, "[parameters] expected an arena of {} elements, got {}", arena_size_, arena.size());
   Weights w;
   w.layers.resize(static_cast<std::size_t>(config_.layers));
-  for (const Parameter& p : list_)
-    if (!p.joined && !p.frozen)
-      slot(w, p) = whole(static_cast<char*>(arena.data) + static_cast<std::size_t>(p.offset) * size_of(arena.dtype), arena.dtype, p);
+  for (std::size_t i = 0; i < list_.size(); ++i)
+    if (const Parameter& p = list_[i]; !p.joined && !p.frozen)
+      slot(w, p) = whole(static_cast<char*>(arena.data) + static_cast<std::size_t>(p.offset) * size_of(arena.dtype), arena.dtype, i);
   if (config_.tied) w.head = w.embedding;
   return w;
 }
@@ -260,22 +290,36 @@ Tensor Parameters::in_arena(const Tensor& arena, const Parameter& p) const {
 }
 
 void Parameters::initialize(std::uint64_t seed, const ValueSink& sink) const {
-  std::vector<float> host;
-  for (const Parameter& p : list_) {
-    host.assign(static_cast<std::size_t>(p.size), static_cast<float>(p.init_value));
-    if (p.init_std > 0) {
-      const std::uint64_t stream = hash_name(p.name);
-      parallel_for(context_->threads(), (p.size + 1) / 2, 1 << 13, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t i = begin; i < end; ++i) {
-          const auto pair = normal_pair(seed, stream, static_cast<std::uint64_t>(i));
-          for (std::int64_t k = 2 * i; k < std::min(2 * i + 2, p.size); ++k)
-            host[static_cast<std::size_t>(k)] = static_cast<float>(p.init_std * pair[static_cast<std::size_t>(k - 2 * i)]);
-        }
-      });
-    }
-    write_value(p, host.data());
-    if (sink) sink(p, 0, p.size, host.data());
+  for (const Parameter& p : list_) draw(p, seed, sink);
+}
+
+void Parameters::initialize_adapters(std::uint64_t seed, const ValueSink& sink) const {
+  for (const Parameter& p : list_)
+    if (p.adapter()) draw(p, seed, sink);
+}
+
+void Parameters::draw(const Parameter& p, std::uint64_t seed, const ValueSink& sink) const {
+  std::vector<float> host(static_cast<std::size_t>(p.size), static_cast<float>(p.init_value));
+  if (p.init_std > 0 || p.init_bound > 0) {
+    const std::uint64_t stream = hash_name(p.name);
+    const auto pair_at = [&](std::uint64_t i) -> std::array<double, 2> {
+      if (p.init_std > 0) {
+        const auto z = normal_pair(seed, stream, i);
+        return {p.init_std * z[0], p.init_std * z[1]};
+      }
+      const Philox r = philox(seed, stream, i);
+      return {p.init_bound * (2 * uniform53(r.v[0], r.v[1]) - 1), p.init_bound * (2 * uniform53(r.v[2], r.v[3]) - 1)};
+    };
+    parallel_for(context_->threads(), (p.size + 1) / 2, 1 << 13, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const auto pair = pair_at(static_cast<std::uint64_t>(i));
+        for (std::int64_t k = 2 * i; k < std::min(2 * i + 2, p.size); ++k)
+          host[static_cast<std::size_t>(k)] = static_cast<float>(pair[static_cast<std::size_t>(k - 2 * i)]);
+      }
+    });
   }
+  write_value(p, host.data());
+  if (sink) sink(p, 0, p.size, host.data());
 }
 
 void Parameters::give_back(const Tensor& values) const {

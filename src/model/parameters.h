@@ -9,6 +9,7 @@
 
 #include "core/memory.h"
 #include "model/config.h"
+#include "model/lora.h"
 #include "model/weights.h"
 
 namespace bhyt {
@@ -32,7 +33,9 @@ enum class Role : std::uint8_t {
   gate,
   direction,
   ms_correction,
-  constant_correction
+  constant_correction,
+  lora_a,
+  lora_b
 };
 enum class Site : std::uint8_t { none, site1, site2, out1, out2, last };
 
@@ -41,15 +44,19 @@ struct Parameter {
   std::vector<std::int64_t> shape;  // as stored in files; [] is a scalar
   Role role = Role::gamma;
   Site site = Site::none;
-  std::int64_t layer = 0;    // 0 = embedding, 1…L blocks, L+1 = after
-  std::int64_t size = 0;     // elements
-  std::int64_t offset = -1;  // elements from the start of an arena; -1 when frozen: arenas hold nothing for it
-  Tensor value = {};         // what the model computes with (matrices in the run's type, vectors and scalars in fp32)
+  Projection projection = Projection::q;  // that lora_a and lora_b belong to
+  std::int64_t layer = 0;                 // 0 = embedding, 1…L blocks, L+1 = after
+  std::int64_t size = 0;                  // elements
+  std::int64_t offset = -1;               // elements from the start of an arena; -1 when frozen: arenas hold nothing for it
+  Tensor value = {};                      // what the model computes with (matrices in the run's type, vectors and scalars in fp32)
   bool decays = false, frozen = false;
   bool joined = false;    // lies right behind the one before it: q,k,v and gate,up are one matrix each
   bool optional = false;  // a file may lack it (corrections of exact layers): it keeps its initial value
   double init_std = 0;    // normal; 0: filled with init_value
   double init_value = 0;
+  double init_bound = 0;  // uniform in (−bound, bound)
+
+  bool adapter() const { return role == Role::lora_a || role == Role::lora_b; }  // not of the model itself: no checkpoint holds it
 };
 
 // Told of values in fp32 while they are at hand, before the parameter's own type takes bits from them: elements [first, first + n).
@@ -57,26 +64,30 @@ using ValueSink = std::function<void(const Parameter& p, std::int64_t first, std
 
 using Frozen = std::function<bool(const Parameter&)>;
 
+bool of_norm(const Parameter& p);  // γ, λ, … and the corrections of a statistic
+
 // Every parameter a model has, in order, without memory behind it.
-std::vector<Parameter> parameter_list(const ModelConfig& config);
+std::vector<Parameter> parameter_list(const ModelConfig& config, const LoraConfig& lora = {});
 
 class Parameters {
  public:
   Parameters() = default;
-  // frozen: further parameters that are not trained; q, k and v of a layer, and gate and up, go together.
-  Parameters(Context& context, const ModelConfig& config, DType type, const Frozen& frozen = {});
+  // frozen: further parameters that are not trained; q, k and v of a layer, and gate and up, go together. With lora the model's own weights
+  // are frozen anyway.
+  Parameters(Context& context, const ModelConfig& config, DType type, const Frozen& frozen = {}, const LoraConfig& lora = {});
 
   // What a model will take, before there is one.
   struct Sizes {
     std::size_t value_bytes = 0;
     std::int64_t arena = 0;  // elements
   };
-  static Sizes planned(const ModelConfig& config, DType type);
+  static Sizes planned(const ModelConfig& config, DType type, const LoraConfig& lora = {});
 
   const std::vector<Parameter>& list() const { return list_; }
   const Parameter* find(const std::string& name) const;
   const Parameter& at(const std::string& name) const;
-  std::int64_t count() const;  // weights, without padding
+  std::int64_t count() const;    // weights, without padding
+  std::int64_t trained() const;  // those of them that are not frozen
   Context& context() const { return *context_; }
   Device device() const { return context_->device(); }
   DType type() const { return type_; }
@@ -96,6 +107,8 @@ class Parameters {
 
   // Draws every parameter from (seed, its name): the same on any device and in any type.
   void initialize(std::uint64_t seed, const ValueSink& sink = {}) const;
+  // The same for adapters alone, where the model itself was loaded: A uniform, B zero.
+  void initialize_adapters(std::uint64_t seed, const ValueSink& sink = {}) const;
 
   // The memory of values that nobody will read again, to the system (on the CPU).
   void give_back(const Tensor& values) const;
@@ -108,7 +121,8 @@ class Parameters {
   std::vector<std::size_t> places(std::size_t& bytes) const;  // of the values, one behind the other; and the end of all
   void lay_values();
   void lay_arena();
-  Tensor whole(void* data, DType type, const Parameter& p) const;  // q with k and v behind it, gate with up
+  Tensor whole(void* data, DType type, std::size_t i) const;  // of the i-th with what is joined to it: q with k and v, gate with up
+  void draw(const Parameter& p, std::uint64_t seed, const ValueSink& sink) const;
 
   std::vector<Parameter> list_;
   std::unordered_map<std::string, std::size_t> index_;

@@ -7,7 +7,7 @@ ScorePass::ScorePass(Context& ctx, const Model& model, std::int64_t batch, std::
 
 void ScorePass::forward(const Batch& b) {
   act_.fit(b.batch, b.seq);
-  act_.forward(b, 0, observers);
+  act_.forward(b, {}, observers);
 }
 
 void ScorePass::score(const Batch& b, const Score& out) {

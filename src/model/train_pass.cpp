@@ -1,6 +1,7 @@
 #include "model/train_pass.h"
 
 #include <bit>
+#include <limits>
 
 #include "core/check.h"
 #include "ops/cross_entropy/cross_entropy.h"
@@ -12,6 +13,14 @@ namespace {
 
 ActivationPlan plan_of(const TrainPass::Shape& s) { return {.batch = s.batch, .seq = s.seq, .backward = true, .recompute = s.recompute}; }
 
+float dropout_of(const Model& m) { return m.lora().rank > 0 ? static_cast<float>(m.lora().dropout) : 0; }
+
+std::int64_t lowest_trained(const Parameters& parameters) {
+  for (const Parameter& p : parameters.list())  // layer by layer
+    if (!p.frozen) return p.layer;
+  return std::numeric_limits<std::int64_t>::max();
+}
+
 }  // namespace
 
 Gradients::Gradients(Context& ctx, const Parameters& parameters) : arena(ctx, DType::f32, {parameters.arena_size()}) {
@@ -19,12 +28,13 @@ Gradients::Gradients(Context& ctx, const Parameters& parameters) : arena(ctx, DT
   weights = parameters.bind(arena);
 }
 
-TrainPass::TrainPass(Context& ctx, const Model& model, const Shape& shape) : ctx_(ctx), model_(model), act_(ctx, model, plan_of(shape)) {
+TrainPass::TrainPass(Context& ctx, const Model& model, const Shape& shape)
+    : ctx_(ctx), model_(model), act_(ctx, model, plan_of(shape)), lowest_(lowest_trained(model.parameters())) {
   check(!model.repacked(), "[train] expected a model as it was loaded, got one that is repacked for generating");
 }
 
-std::size_t TrainPass::planned_bytes(const ModelConfig& config, DType type, Device device, const Shape& shape) {
-  return Activations::bytes(config, type, device, plan_of(shape));
+std::size_t TrainPass::planned_bytes(const ModelConfig& config, DType type, Device device, const Shape& shape, const LoraConfig& lora) {
+  return Activations::bytes(config, type, device, plan_of(shape), lora);
 }
 
 MemoryUse TrainPass::memory() const {
@@ -45,8 +55,8 @@ float TrainPass::aux_of(const Step& step) const {
 }
 
 void TrainPass::forward_backward(const Batch& b, const Step& step) {
-  const float aux = aux_of(step);
-  act_.forward(b, aux, observers);
+  const ForwardOptions how{.aux = aux_of(step), .dropout = {.p = dropout_of(model_), .seed = step.dropout_seed}};
+  act_.forward(b, how, observers);
   if (!step.accumulate) zero_added(step);
   cross_entropy(ctx_, {.x = act_.z,
                        .w = model_.weights().head,
@@ -61,10 +71,10 @@ void TrainPass::forward_backward(const Batch& b, const Step& step) {
                        .dw = step.gradients.weights.head,
                        .accumulate = step.accumulate,
                        .workspace = act_.workspace});
-  backward(b, step, aux);
+  backward(b, step, how);
 }
 
-void TrainPass::backward(const Batch& b, const Step& step, float aux) {
+void TrainPass::backward(const Batch& b, const Step& step, const ForwardOptions& forward) {
   const Positions at = act_.positions(b);
   const Weights& g = step.gradients.weights;
   const auto done = [&](std::int64_t layer) {
@@ -76,16 +86,23 @@ void TrainPass::backward(const Batch& b, const Step& step, float aux) {
   done(model_.config().layers + 1);
   const Observers nobody;  // what is made again was seen before
   for (std::size_t l = model_.blocks().size(); l-- > 0;) {
+    if (static_cast<std::int64_t>(l) + 1 < lowest_) {
+      done(static_cast<std::int64_t>(l) + 1);
+      continue;
+    }
     const Block& block = model_.blocks()[l];
     const Kept& k = act_.kept[l];
     if (plan.recompute == Recompute::block) {
       Stream stream{k.x, {}};
-      block.forward(ctx_, stream, k, act_.scratch, at, aux, nobody);
+      block.forward(ctx_, stream, k, act_.scratch, at, forward, nobody);
     } else if (!plan.keeps_z()) {
       block.recompute_norms(ctx_, k);
     }
     block.backward(ctx_, k, act_.scratch, at, g.layers[l],
-                   {.aux = aux, .accumulate = step.accumulate, .h_was_kept = plan.keeps_h() || plan.recompute == Recompute::block});
+                   {.aux = forward.aux,
+                    .accumulate = step.accumulate,
+                    .h_was_kept = plan.keeps_h() || plan.recompute == Recompute::block,
+                    .dropout = forward.dropout});
     done(static_cast<std::int64_t>(l) + 1);
   }
   EmbeddingScale scale = model_.embedding_scale();
@@ -119,7 +136,8 @@ void TrainPass::warm_up(const Gradients& gradients, std::int64_t batch, bool sev
 
 void TrainPass::run(const Batch& b, const Step& step) {
   act_.fit(b.batch, b.seq);
-  if (observers.any() || step.layer_done) return forward_backward(b, step);
+  // A mask is another one in every micro-batch; a recording would repeat its own.
+  if (observers.any() || step.layer_done || dropout_of(model_) > 0) return forward_backward(b, step);
   const auto bits = [](double x) { return std::bit_cast<std::uint64_t>(x); };
   GraphCache::Key key{static_cast<std::uint64_t>(b.batch),
                       static_cast<std::uint64_t>(b.seq),

@@ -31,7 +31,8 @@ class TrainPass {
   TrainPass(const TrainPass&) = delete;
   TrainPass& operator=(const TrainPass&) = delete;
 
-  static std::size_t planned_bytes(const ModelConfig& config, DType type, Device device, const Shape& shape);  // before there is one
+  // Before there is one.
+  static std::size_t planned_bytes(const ModelConfig& config, DType type, Device device, const Shape& shape, const LoraConfig& lora = {});
   MemoryUse memory() const;
 
   // loss fp32 [1] += Σ weight·nll; gradients += scale · d loss, or = without `accumulate`: what they held before does not matter then.
@@ -43,6 +44,7 @@ class TrainPass {
     double tokens_in_step = 0;  // over all micro-batches of the step, for the mean of the auxiliary loss
     bool with_aux = true;       // whether the auxiliary loss applies at this step
     bool accumulate = true;
+    std::uint64_t dropout_seed = 0;  // of this micro-batch, where LoraConfig::dropout > 0: another one for each
     // Called when a layer's gradients have received all that this call adds: L+1 (last norm and an untied head), L…1, 0 (embedding).
     std::function<void(std::int64_t layer)> layer_done = {};
   };
@@ -61,12 +63,13 @@ class TrainPass {
  private:
   float aux_of(const Step& step) const;
   void forward_backward(const Batch& batch, const Step& step);
-  void backward(const Batch& batch, const Step& step, float aux);
+  void backward(const Batch& batch, const Step& step, const ForwardOptions& forward);
   void zero_added(const Step& step);
 
   Context& ctx_;
   const Model& model_;
   Activations act_;
+  std::int64_t lowest_;  // the first layer with anything to train, 0 = embedding: below it no gradient is asked for
   GraphCache graphs_;
 };
 

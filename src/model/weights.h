@@ -2,9 +2,11 @@
 // gradients, moments, the low bits of masters. A part that a model lacks, or that nothing is kept for (frozen), is an empty tensor.
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "core/tensor.h"
+#include "ops/lora/lora.h"
 
 namespace bhyt {
 
@@ -16,6 +18,10 @@ struct SiteWeights {
   Tensor gate, direction;  // [C], SeeDNorm's g and b
 };
 
+// The matrix products of a block.
+enum class Product : std::uint8_t { qkv, o, gate_up, down };
+constexpr std::size_t kProducts = 4;
+
 struct LayerWeights {
   SiteWeights site1, site2;                   // before attention and before the MLP
   SiteWeights out1, out2;                     // on their outputs
@@ -24,6 +30,17 @@ struct LayerWeights {
   Tensor gate_up;                             // [2F, C]: gate and up, one product
   Tensor down;                                // [C, F]
   Tensor ms_correction, constant_correction;  // [1]: learned corrections of the second site's statistic
+  std::array<LoraWeights, kProducts> lora;    // of every product; q, k, v and gate, up are the projections of theirs
+
+  const Tensor& matrix(Product p) const {
+    switch (p) {
+      case Product::qkv: return qkv;
+      case Product::o: return o;
+      case Product::gate_up: return gate_up;
+      default: return down;
+    }
+  }
+  const LoraWeights& adapters(Product p) const { return lora[static_cast<std::size_t>(p)]; }
 };
 
 struct Weights {

@@ -8,6 +8,7 @@
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/tuning.h"
 #include "ops/linear/linear.h"
+#include "ops/lora/lora.h"
 #include "ops/norm/norm.h"
 #include "ops/rope/rope.h"
 #include "ops/sample/sample.h"
@@ -48,6 +49,7 @@ void few_rows_logits(Context&, const FewRows&, const Tensor&, const Tensor&) { a
 void gemm(Context&, const Tensor&, const Tensor&, const Tensor&, const GemmOptions&) { absent(); }
 
 void scale_columns(Context&, const Tensor&, const Tensor&, float) { absent(); }
+void scale_masked(Context&, const Tensor&, const Tensor&, const ScaleMasked&) { absent(); }
 
 std::map<std::string, std::string> tuning(Context&) { return {}; }
 void set_tuning(Context&, const std::map<std::string, std::string>&) {}
