@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/few_rows/few_rows.cuh"
+#include "ops/gemm/bytes.h"
 
 namespace bhyt::cuda {
 
@@ -118,31 +119,31 @@ struct LogitsOut {
 };
 
 // Where a lane's next weights lie: tile after tile of its block, step after step of its warp's eighth of the columns.
-template <bool Raw, class Out>
+template <class W, bool Raw, class Out>
 struct Source {
-  const bf16* w;
+  const W* w;
   std::int64_t ld;
   int tile, tiles, step = 0, steps;
   const Out& out;
-  const bf16 *low, *high;
+  const W *low, *high;
 
-  __device__ __forceinline__ Source(const bf16* matrix, std::int64_t between, int count, int in_tile, const Out& to)
+  __device__ __forceinline__ Source(const W* matrix, std::int64_t between, int count, int in_tile, const Out& to)
       : w(matrix), ld(between), tile(blockIdx.x), tiles(count), steps(in_tile), out(to) {
     point();
   }
   __device__ __forceinline__ void point() {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const TileRows rows = out.rows(tile);
-    const std::int64_t column = static_cast<std::int64_t>(warp) * steps * kStep + lane % 4 * 8;
+    const std::int64_t column = static_cast<std::int64_t>(warp) * steps * Layout<W>::kStep + lane % 4 * Layout<W>::kLane;
     low = w + (rows.low + lane / 4) * ld + column;
     high = w + (rows.high + lane / 4) * ld + column;
   }
-  __device__ __forceinline__ void fetch(const Ring<Raw>& ring, int stage) {
+  __device__ __forceinline__ void fetch(const Ring<W, Raw>& ring, int stage) {
     if (tile >= tiles) return;
     fetch16_of_256(ring.chunk(stage, 0), low);
     fetch16_of_256(ring.chunk(stage, 1), high);
-    low += kStep;
-    high += kStep;
+    low += Layout<W>::kStep;
+    high += Layout<W>::kStep;
     if (++step < steps) return;
     step = 0;
     tile += gridDim.x;
@@ -152,37 +153,74 @@ struct Source {
 };
 
 // A lane's columns of x: those that come as they are pass through the ring, others lie in shared memory.
-template <bool Raw>
+template <class W, bool Raw>
 struct Columns {
+  static constexpr int kChunks = Layout<W>::kXChunks;
   const bf16* own;
   bool live;
   int steps, step = 0;
 
-  __device__ __forceinline__ void fetch(const Ring<Raw>& ring, int stage) {
+  __device__ __forceinline__ void fetch(const Ring<W, Raw>& ring, int stage) {
     if constexpr (Raw) {
-      if (live) fetch16(ring.chunk(stage, 2), own + step * kStep);
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i)
+        if (live) fetch16(ring.chunk(stage, 2 + i), own + step * Layout<W>::kStep + 8 * i);
       if (++step == steps) step = 0;
     }
   }
-  __device__ __forceinline__ uint4 read(const Ring<Raw>& ring, int stage, int s) const {
-    if (!live) return make_uint4(0, 0, 0, 0);
-    if constexpr (Raw) return read16(ring.chunk(stage, 2));
-    return *reinterpret_cast<const uint4*>(own + s * kStep);
+  __device__ __forceinline__ void read(const Ring<W, Raw>& ring, int stage, int s, uint4 (&b)[kChunks]) const {
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      if (!live)
+        b[i] = make_uint4(0, 0, 0, 0);
+      else if constexpr (Raw)
+        b[i] = read16(ring.chunk(stage, 2 + i));
+      else
+        b[i] = *reinterpret_cast<const uint4*>(own + s * Layout<W>::kStep + 8 * i);
+    }
   }
+};
+
+// The scales of a lane's two rows of w in a tile, where it has any: asked for long before they are needed.
+template <class W>
+struct RowScales {
+  float low = 1, high = 1;
+
+  template <class Out>
+  __device__ __forceinline__ void ask(const float* scales, const Out& out, int tile) {
+    if constexpr (Layout<W>::kBytes) {
+      const TileRows rows = out.rows(tile);
+      low = scales[rows.low + Lane().row];
+      high = scales[rows.high + Lane().row];
+    }
+  }
+  __device__ __forceinline__ void apply(float (&c)[4]) const {
+    if constexpr (Layout<W>::kBytes) c[0] *= low, c[1] *= low, c[2] *= high, c[3] *= high;
+  }
+};
+
+// The weights of a product.
+template <class W>
+struct WeightMatrix {
+  const W* data;
+  const float* scales;  // of rows of bytes
+  std::int64_t ld;
+  int tiles, round;
 };
 
 // Tiles of w belong to blocks in turns, `round` of them before their sums over the warps are made; a warp multiplies its eighth of the
 // columns. Steps are asked for in batches, so that memory gives long pieces of few rows at a time.
-template <bool Raw, int Batch, class Out>
-__global__ void __launch_bounds__(kThreads, 2)
-    product_kernel(const In in, const bf16* w, std::int64_t ldw, int tiles, int round, const Out out) {
+template <class W, bool Raw, int Batch, class Out>
+__global__ void __launch_bounds__(kThreads, 2) product_kernel(const In in, const WeightMatrix<W> w, const Out out) {
+  constexpr int kStep = Layout<W>::kStep, kStages = Layout<W>::kStages;
   extern __shared__ __align__(16) char memory[];
   __shared__ float places[kWarps], scales[kRows];
-  bf16* const x = reinterpret_cast<bf16*>(memory + Ring<Raw>::kBytes);
-  const int ldx = in.columns + kPad, lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = gridDim.x, steps = in.columns / kSlice;
+  bf16* const x = reinterpret_cast<bf16*>(memory + Ring<W, Raw>::kBytes);
+  const int ldx = in.columns + Layout<W>::kPad, lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = gridDim.x,
+            steps = in.columns / Layout<W>::kSlice;
   auto* const partial = reinterpret_cast<float4*>(x + (Raw ? 0 : static_cast<std::size_t>(in.rows) * ldx));
-  const Ring<Raw> ring(memory);
-  Source<Raw, Out> source(w, ldw, tiles, steps, out);
+  const Ring<W, Raw> ring(memory);
+  Source<W, Raw, Out> source(w.data, w.ld, w.tiles, steps, out);
   let_next_begin();
 #pragma unroll
   for (int i = 0; i < kStages; ++i) {
@@ -190,8 +228,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     if (i % Batch == Batch - 1) close_group();
   }
   wait_for_previous();
-  const std::int64_t at = static_cast<std::int64_t>(warp) * steps * kStep + lane % 4 * 8;
-  Columns<Raw> columns{(Raw ? in.x + lane / 4 * in.ld : x + lane / 4 * ldx) + at, lane / 4 < in.rows, steps};
+  const std::int64_t at = static_cast<std::int64_t>(warp) * steps * kStep + lane % 4 * Layout<W>::kLane;
+  Columns<W, Raw> columns{(Raw ? in.x + lane / 4 * in.ld : x + lane / 4 * ldx) + at, lane / 4 < in.rows, steps};
   if constexpr (Raw) {
 #pragma unroll
     for (int i = 0; i < kStages; ++i) {
@@ -199,21 +237,25 @@ __global__ void __launch_bounds__(kThreads, 2)
       if (i % Batch == Batch - 1) close_group();
     }
   } else {
-    take_rows(in, x, scales, places);
+    take_rows(in, x, ldx, scales, places);
   }
 
   int stage = 0;
-  for (int first = blockIdx.x; first < tiles; first += round * stride) {
-    for (int r = 0; r < round && first + r * stride < tiles; ++r) {
+  for (int first = blockIdx.x; first < w.tiles; first += w.round * stride) {
+    const int own = first + warp * stride;  // the tile that this warp makes the sums of
+    const bool sums = warp < w.round && own < w.tiles;
+    RowScales<W> row_scales;
+    if (sums) row_scales.ask(w.scales, out, own);
+    for (int r = 0; r < w.round && first + r * stride < w.tiles; ++r) {
       float c[4] = {};
       for (int s = 0; s < steps; s += Batch, stage = stage + Batch == kStages ? 0 : stage + Batch) {
         wait_for_groups<kStages / Batch - 1>();
 #pragma unroll
         for (int i = 0; i < Batch; ++i) {
           const uint4 low = read16(ring.chunk(stage + i, 0)), high = read16(ring.chunk(stage + i, 1));
-          const uint4 b = columns.read(ring, stage + i, s + i);
-          multiply(c, low.x, high.x, low.y, high.y, b.x, b.y);
-          multiply(c, low.z, high.z, low.w, high.w, b.z, b.w);
+          uint4 b[Layout<W>::kXChunks];
+          columns.read(ring, stage + i, s + i, b);
+          multiply_step<W>(c, low, high, b);
         }
 #pragma unroll
         for (int i = 0; i < Batch; ++i) {
@@ -225,19 +267,20 @@ __global__ void __launch_bounds__(kThreads, 2)
       partial[(r * kWarps + warp) * 32 + lane] = make_float4(c[0], c[1], c[2], c[3]);
     }
     __syncthreads();
-    if (const int tile = first + warp * stride; warp < round && tile < tiles) {
+    if (sums) {
       float c[4] = {};
 #pragma unroll
       for (int i = 0; i < kWarps; ++i) {
         const float4 part = partial[(warp * kWarps + i) * 32 + lane];
         c[0] += part.x, c[1] += part.y, c[2] += part.z, c[3] += part.w;
       }
+      row_scales.apply(c);
       if (in.after) {
         const Lane place;
 #pragma unroll
         for (int e = 0; e < 4; ++e) c[e] *= place.at + e % 2 < in.rows ? scales[place.at + e % 2] : 0.f;
       }
-      out.store(tile, c, in.rows);
+      out.store(own, c, in.rows);
     }
     __syncthreads();
   }
@@ -266,23 +309,35 @@ In in_of(const FewRows& r) {
   return in;
 }
 
-template <bool Raw, class Out>
+template <class W, bool Raw, class Out>
 void launch(Context& ctx, const In& in, const Tensor& w, int tiles, const Out& out) {
+  using L = Layout<W>;
   const int blocks = std::min(tiles, multiprocessors(ctx)), round = std::min(kWarps, (tiles + blocks - 1) / blocks);
-  const std::size_t rows = Raw ? 0 : static_cast<std::size_t>(in.rows) * static_cast<std::size_t>(in.columns + kPad) * sizeof(bf16);
-  const std::size_t bytes = Ring<Raw>::kBytes + rows + static_cast<std::size_t>(round) * kWarps * 32 * sizeof(float4);
-  const auto kernel = in.columns % (4 * kSlice) == 0 ? product_kernel<Raw, 4, Out> : product_kernel<Raw, 1, Out>;
-  launch_early(ctx, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, bytes, in, w.as<bf16>(), w.ld, tiles, round, out);
+  const std::size_t rows = Raw ? 0 : static_cast<std::size_t>(in.rows) * static_cast<std::size_t>(in.columns + L::kPad) * sizeof(bf16);
+  const std::size_t bytes = Ring<W, Raw>::kBytes + rows + static_cast<std::size_t>(round) * kWarps * 32 * sizeof(float4);
+  const auto kernel = in.columns % (4 * L::kSlice) == 0 ? product_kernel<W, Raw, 4, Out> : product_kernel<W, Raw, 1, Out>;
+  const WeightMatrix<W> matrix{w.as<W>(), L::kBytes ? byte_scales(w) : nullptr, w.ld, tiles, round};
+  launch_early(ctx, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, bytes, in, matrix, out);
+}
+
+template <class W, class Out>
+void product_of(Context& ctx, const FewRows& rows, const Tensor& w, int tiles, const Out& out) {
+  const In in = in_of(rows);
+  // Rows that a block needs once come with the weights; for several tiles it keeps them.
+  if (in.normed || (tiles > multiprocessors(ctx) && in.columns <= kKept))
+    launch<W, false>(ctx, in, w, tiles, out);
+  else
+    launch<W, true>(ctx, in, w, tiles, out);
 }
 
 template <class Out>
 void product(Context& ctx, const char* name, const FewRows& rows, const Tensor& w, int tiles, const Out& out) {
-  const In in = in_of(rows);
-  // Rows that a block needs once come with the weights; for several tiles it keeps them.
-  if (in.normed || (tiles > multiprocessors(ctx) && in.columns <= kKept))
-    launch<false>(ctx, in, w, tiles, out);
+  if (w.dtype == DType::i8)
+    product_of<std::int8_t>(ctx, rows, w, tiles, out);
+  else if (w.dtype == DType::f8)
+    product_of<Fp8>(ctx, rows, w, tiles, out);
   else
-    launch<true>(ctx, in, w, tiles, out);
+    product_of<bf16>(ctx, rows, w, tiles, out);
   check_launch(name);
 }
 
@@ -292,8 +347,10 @@ void product(Context& ctx, const char* name, const FewRows& rows, const Tensor& 
 bool few_rows_fit(Context& ctx) {
   using namespace few;
   constexpr std::size_t kSums = kWarps * 32 * sizeof(float4);  // of a tile
-  constexpr std::size_t kStreamed = Ring<true>::kBytes + kWarps * kSums,
-                        kStaying = Ring<false>::kBytes + kRows * (kKept + kPad) * sizeof(bf16) + kWarps * kSums;
+  constexpr std::size_t kStreamed = Ring<bf16, true>::kBytes + kWarps * kSums,
+                        kStaying = Ring<bf16, false>::kBytes + kRows * (kKept + Layout<bf16>::kPad) * sizeof(bf16) + kWarps * kSums;
+  static_assert(kStreamed >= Ring<Fp8, true>::kBytes + kWarps * kSums && Layout<bf16>::kPad >= Layout<Fp8>::kPad &&
+                kStaying >= Ring<Fp8, false>::kBytes + kRows * (kKept + Layout<Fp8>::kPad) * sizeof(bf16) + kWarps * kSums);
   return shared_bytes(ctx) >= std::max(kStreamed, kStaying) + kStaticShared;
 }
 

@@ -2,17 +2,27 @@
 #pragma once
 
 #include "core/cuda.cuh"
+#include "ops/gemm/bytes.cuh"
 #include "ops/norm/norm_row.cuh"
 
 namespace bhyt::cuda::few {
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kTile = 16;  // rows of w that a block multiplies at a time: 8 lower ones and 8 upper ones
-constexpr int kStep = 32;  // columns of w that a warp reads at a time, 8 a lane
-constexpr int kSlice = kStep * kWarps;
 constexpr int kRows = 8;
 constexpr int kKept = 4096;  // columns of x that a block keeps in shared memory at most
-constexpr int kPad = 32;     // elements between the rows of x in shared memory: two rows lie in different banks
+
+// What follows from the type of the weights: bf16, or a byte each (ops/gemm/bytes.h).
+template <class W>
+struct Layout {
+  static constexpr bool kBytes = sizeof(W) == 1;
+  static constexpr int kLane = 16 / sizeof(W);  // columns of a row of w that a lane reads at a time
+  static constexpr int kStep = 4 * kLane;       // … that a warp reads, with 8 lower and 8 upper rows
+  static constexpr int kSlice = kStep * kWarps;
+  static constexpr int kPad = kBytes ? 8 : 32;     // elements between the rows of x in shared memory: two rows lie in different banks
+  static constexpr int kStages = kBytes ? 8 : 16;  // of bytes half, so that the next kernel's block has room beside this one
+  static constexpr int kXChunks = kLane / 8;       // of 16 bytes, that a lane's columns of x are
+};
 
 // c += 16 rows of w × 16 columns of x: lane l holds rows l/4 and l/4+8, and the columns that its quarter read. Which of the products' 32
 // columns are called which does not matter, as long as w and x agree.
@@ -22,21 +32,34 @@ __device__ __forceinline__ void multiply(float (&c)[4], unsigned a0, unsigned a1
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// A step of a lane: its 16 bytes of a lower and of an upper row, and its columns of x.
+template <class W>
+__device__ __forceinline__ void multiply_step(float (&c)[4], const uint4& low, const uint4& high, const uint4 (&b)[Layout<W>::kXChunks]) {
+  if constexpr (Layout<W>::kBytes) {
+    const unsigned lows[4] = {low.x, low.y, low.z, low.w}, highs[4] = {high.x, high.y, high.z, high.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const Four l = widen_four<W>(lows[i]), h = widen_four<W>(highs[i]);
+      const uint4& x = b[i / 2];
+      multiply(c, l.first, h.first, l.second, h.second, i % 2 ? x.z : x.x, i % 2 ? x.w : x.y);
+    }
+  } else {
+    multiply(c, low.x, high.x, low.y, high.y, b[0].x, b[0].y);
+    multiply(c, low.z, high.z, low.w, high.w, b[0].z, b[0].w);
+  }
+}
+
 // Where the rows of a tile lie in w: `low` + l/4 and `high` + l/4 for lane l. Rows that are needed together (gate and up, the two halves
 // of a rotation) come to the same lane.
 struct TileRows {
   std::int64_t low, high;
 };
 
-// What a warp multiplies, on its way through shared memory: up to kStages steps are under way, each with two rows of weights for a lane
-// and, of rows that come as they are, its columns of x. Every lane reads what it has fetched itself, so that nobody waits for anybody.
-constexpr int kStages = 16;
-
-__device__ __forceinline__ void fetch16(unsigned to, const bf16* from) {
+__device__ __forceinline__ void fetch16(unsigned to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 // The same, and what follows up to 256 bytes comes near: the next steps ask for it.
-__device__ __forceinline__ void fetch16_of_256(unsigned to, const bf16* from) {
+__device__ __forceinline__ void fetch16_of_256(unsigned to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 __device__ __forceinline__ uint4 read16(unsigned at) {
@@ -51,9 +74,12 @@ __device__ __forceinline__ void wait_for_groups() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory");
 }
 
-template <bool Raw>
+// What a warp multiplies, on its way through shared memory: up to kStages steps are under way, each with two rows of weights for a lane
+// and, of rows that come as they are, its columns of x. Every lane reads what it has fetched itself, so that nobody waits for anybody.
+template <class W, bool Raw>
 struct Ring {
-  static constexpr int kChunks = Raw ? 3 : 2, kStageBytes = kChunks * 512, kBytes = kWarps * kStages * kStageBytes;
+  static constexpr int kStages = Layout<W>::kStages, kChunks = 2 + (Raw ? Layout<W>::kXChunks : 0), kStageBytes = kChunks * 512,
+                       kBytes = kWarps * kStages * kStageBytes;
   unsigned place;  // of this lane, in shared memory
 
   __device__ __forceinline__ explicit Ring(const void* memory)
@@ -103,12 +129,12 @@ struct In {
   bool normed, after;  // after: x is multiplied as it is, and its scale follows the product
 };
 
-// The rows of x, or their norm, in shared memory [kRows, columns + kPad]; rows that are not there stay unwritten and are not read.
+// The rows of x, or their norm, in shared memory, ld elements apart; rows that are not there stay unwritten and are not read.
 // Returns through `scales` what the products' rows are to be multiplied by where the norm is applied after them.
-__device__ __forceinline__ void take_rows(const In& in, bf16* shared, float* scales, float* places) {
+__device__ __forceinline__ void take_rows(const In& in, bf16* shared, int ld, float* scales, float* places) {
   int wide = 1;
   while (wide < in.rows) wide *= 2;
-  const int group = kThreads / wide, row = threadIdx.x / group, ld = in.columns + kPad;
+  const int group = kThreads / wide, row = threadIdx.x / group;
   const bool mine = row < in.rows;
   bf16* const z = shared + row * ld;
   const NormParams& p = in.site.p;
