@@ -164,7 +164,7 @@ struct Columns {
     if constexpr (Raw) {
 #pragma unroll
       for (int i = 0; i < kChunks; ++i)
-        if (live) fetch16(ring.chunk(stage, 2 + i), own + step * Layout<W>::kStep + 8 * i);
+        if (live) fetch16(ring.x_chunk(stage, i), own + step * Layout<W>::kStep + 8 * i);
       if (++step == steps) step = 0;
     }
   }
@@ -174,7 +174,7 @@ struct Columns {
       if (!live)
         b[i] = make_uint4(0, 0, 0, 0);
       else if constexpr (Raw)
-        b[i] = read16(ring.chunk(stage, 2 + i));
+        b[i] = read16(ring.x_chunk(stage, i));
       else
         b[i] = *reinterpret_cast<const uint4*>(own + s * Layout<W>::kStep + 8 * i);
     }
@@ -215,11 +215,11 @@ __global__ void __launch_bounds__(kThreads, 2) product_kernel(const In in, const
   constexpr int kStep = Layout<W>::kStep, kStages = Layout<W>::kStages;
   extern __shared__ __align__(16) char memory[];
   __shared__ float places[kWarps], scales[kRows];
-  bf16* const x = reinterpret_cast<bf16*>(memory + Ring<W, Raw>::kBytes);
+  bf16* const x = reinterpret_cast<bf16*>(memory + Ring<W, Raw>::bytes(in.rows));
   const int ldx = in.columns + Layout<W>::kPad, lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = gridDim.x,
             steps = in.columns / Layout<W>::kSlice;
   auto* const partial = reinterpret_cast<float4*>(x + (Raw ? 0 : static_cast<std::size_t>(in.rows) * ldx));
-  const Ring<W, Raw> ring(memory);
+  const Ring<W, Raw> ring(memory, in.rows);
   Source<W, Raw, Out> source(w.data, w.ld, w.tiles, steps, out);
   let_next_begin();
 #pragma unroll
@@ -314,7 +314,7 @@ void launch(Context& ctx, const In& in, const Tensor& w, int tiles, const Out& o
   using L = Layout<W>;
   const int blocks = std::min(tiles, multiprocessors(ctx)), round = std::min(kWarps, (tiles + blocks - 1) / blocks);
   const std::size_t rows = Raw ? 0 : static_cast<std::size_t>(in.rows) * static_cast<std::size_t>(in.columns + L::kPad) * sizeof(bf16);
-  const std::size_t bytes = Ring<W, Raw>::kBytes + rows + static_cast<std::size_t>(round) * kWarps * 32 * sizeof(float4);
+  const std::size_t bytes = Ring<W, Raw>::bytes(in.rows) + rows + static_cast<std::size_t>(round) * kWarps * 32 * sizeof(float4);
   const auto kernel = in.columns % (4 * L::kSlice) == 0 ? product_kernel<W, Raw, 4, Out> : product_kernel<W, Raw, 1, Out>;
   const WeightMatrix<W> matrix{w.as<W>(), L::kBytes ? byte_scales(w) : nullptr, w.ld, tiles, round};
   launch_early(ctx, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, bytes, in, matrix, out);
@@ -347,10 +347,10 @@ void product(Context& ctx, const char* name, const FewRows& rows, const Tensor& 
 bool few_rows_fit(Context& ctx) {
   using namespace few;
   constexpr std::size_t kSums = kWarps * 32 * sizeof(float4);  // of a tile
-  constexpr std::size_t kStreamed = Ring<bf16, true>::kBytes + kWarps * kSums,
-                        kStaying = Ring<bf16, false>::kBytes + kRows * (kKept + Layout<bf16>::kPad) * sizeof(bf16) + kWarps * kSums;
-  static_assert(kStreamed >= Ring<Fp8, true>::kBytes + kWarps * kSums && Layout<bf16>::kPad >= Layout<Fp8>::kPad &&
-                kStaying >= Ring<Fp8, false>::kBytes + kRows * (kKept + Layout<Fp8>::kPad) * sizeof(bf16) + kWarps * kSums);
+  constexpr std::size_t kStreamed = Ring<bf16, true>::bytes(kRows) + kWarps * kSums,
+                        kStaying = Ring<bf16, false>::bytes(kRows) + kRows * (kKept + Layout<bf16>::kPad) * sizeof(bf16) + kWarps * kSums;
+  static_assert(kStreamed >= Ring<Fp8, true>::bytes(kRows) + kWarps * kSums && Layout<bf16>::kPad >= Layout<Fp8>::kPad &&
+                kStaying >= Ring<Fp8, false>::bytes(kRows) + kRows * (kKept + Layout<Fp8>::kPad) * sizeof(bf16) + kWarps * kSums);
   return shared_bytes(ctx) >= std::max(kStreamed, kStaying) + kStaticShared;
 }
 

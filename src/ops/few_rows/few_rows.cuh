@@ -78,14 +78,21 @@ __device__ __forceinline__ void wait_for_groups() {
 // and, of rows that come as they are, its columns of x. Every lane reads what it has fetched itself, so that nobody waits for anybody.
 template <class W, bool Raw>
 struct Ring {
-  static constexpr int kStages = Layout<W>::kStages, kChunks = 2 + (Raw ? Layout<W>::kXChunks : 0), kStageBytes = kChunks * 512,
-                       kBytes = kWarps * kStages * kStageBytes;
-  unsigned place;  // of this lane, in shared memory
+  static constexpr int kStages = Layout<W>::kStages, kWeights = 2 * 512;  // bytes of a step's weights
+  // Of a step's columns of x, and of the whole ring, with so many rows of x.
+  static constexpr BHYT_BOTH int x_bytes(int rows) { return Raw ? rows * Layout<W>::kXChunks * 64 : 0; }
+  static constexpr BHYT_BOTH int bytes(int rows) { return kWarps * kStages * (kWeights + x_bytes(rows)); }
+  unsigned place, x_place;  // of this lane, in shared memory
+  int rows;
 
-  __device__ __forceinline__ explicit Ring(const void* memory)
-      : place(static_cast<unsigned>(__cvta_generic_to_shared(memory)) + threadIdx.x / 32 * (kStages * kStageBytes) +
-              threadIdx.x % 32 * 16) {}
-  __device__ __forceinline__ unsigned chunk(int stage, int i) const { return place + stage * kStageBytes + i * 512; }
+  __device__ __forceinline__ Ring(const void* memory, int x_rows)
+      : place(static_cast<unsigned>(__cvta_generic_to_shared(memory)) + threadIdx.x / 32 * (kStages * kWeights) + threadIdx.x % 32 * 16),
+        x_place(static_cast<unsigned>(__cvta_generic_to_shared(memory)) + kWarps * kStages * kWeights +
+                threadIdx.x / 32 * (kStages * x_bytes(x_rows)) + threadIdx.x % 32 * 16),
+        rows(x_rows) {}
+  __device__ __forceinline__ unsigned chunk(int stage, int i) const { return place + stage * kWeights + i * 512; }
+  // The lanes that have a row of x are the first 4 · rows.
+  __device__ __forceinline__ unsigned x_chunk(int stage, int i) const { return x_place + stage * x_bytes(rows) + i * rows * 64; }
 };
 
 // A site and a call of it as the kernels need them.
