@@ -65,6 +65,11 @@ struct LinearOut {
   __device__ TileRows rows(int tile) const {
     return {static_cast<std::int64_t>(tile) * kTile, static_cast<std::int64_t>(tile) * kTile + 8};
   }
+  __device__ float normed(float v, RowScale r, int column) const {
+    const NormParams& p = site.p;
+    const float f = mapped(site.map, fmaf(r.a, v - r.mean, value_or(p.shift, 0.f)));
+    return p.out_factor * fmaf(p.gamma ? p.gamma[column] : 1.f, f, p.beta ? p.beta[column] : 0.f);
+  }
   __device__ void store(int tile, const float (&c)[4], int n) const {
     const Lane lane;
 #pragma unroll
@@ -72,7 +77,7 @@ struct LinearOut {
       const int i = lane.at + e;
       if (i >= n) return;
       RowScale scale{};
-      if (z) scale = row_scale(site.p, kept_stats(site.p, i));
+      if (z) scale = bhyt::row_scale(site.p, kept_stats(site.p, i));
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int column = tile * kTile + 8 * half + lane.row;
@@ -80,7 +85,7 @@ struct LinearOut {
         if (residual) v += load1(residual + i * ld_residual + column);
         v = rounded<bf16>(v);
         store1(y + i * ldy + column, v);
-        if (z) store1(z + i * ldz + column, normed(site, v, scale, 0.f, column));
+        if (z) store1(z + i * ldz + column, normed(v, scale, column));
       }
     }
   }
@@ -299,8 +304,11 @@ In in_of(const FewRows& r) {
   in.columns = static_cast<int>(r.x.cols());
   in.normed = r.site != nullptr;
   if (!r.site) return in;
-  in.site = {make_params(*r.site, r.x, r.stats, nullptr), r.site->map};
-  in.after = only_scales(*r.site);
+  const NormSite& site = *r.site;
+  if (!aligned16(site.gamma) || !aligned16(site.beta) || !aligned16(site.gate) || !aligned16(site.direction))
+    fail("[few_rows] expected what a norm learns on 16 bytes");
+  in.site = {make_params(site, r.x, r.stats, nullptr), site.map};
+  in.after = only_scales(site);
   if (!r.add) return in;
   in.add = r.add.as<bf16>();
   in.ld_add = r.add.ld;

@@ -101,19 +101,39 @@ struct Site {
   Map map;
 };
 
+// What a site learns as single numbers, asked for before it is needed.
+struct Learned {
+  float scale, shift;
+  __device__ __forceinline__ explicit Learned(const NormParams& p) : scale(value_or(p.scale, 1.f)), shift(value_or(p.shift, 0.f)) {}
+};
+__device__ __forceinline__ RowScale row_scale(NormParams p, RowStats s, const Learned& learned) {
+  p.scale = nullptr;
+  RowScale r = bhyt::row_scale(p, s);
+  r.a *= learned.scale;
+  return r;
+}
+
 __device__ __forceinline__ float mapped(Map map, float u) {
   if (map == Map::tanh) return HardTanhMap::value(u);
   return map == Map::erf ? fast_erf(u) : u;
 }
-// z of one element.
-__device__ __forceinline__ float normed(const Site& s, float x, RowScale r, float seed, int column) {
-  const NormParams& p = s.p;
-  float gamma = p.gamma ? p.gamma[column] : 1.f;
-  if (p.gate) gamma += seed * p.gate[column];
-  const float f = mapped(s.map, fmaf(r.a, x - r.mean, value_or(p.shift, 0.f)));
-  return p.out_factor * fmaf(gamma, f, p.beta ? p.beta[column] : 0.f);
+// z of eight elements from column c on, whose parameters come in two loads.
+template <class M>
+__device__ __forceinline__ void norm_eight(const NormParams& p, float (&v)[8], RowScale r, float shift, float seed, int c) {
+  float gamma[8], beta[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) gamma[i] = 1, beta[i] = 0;
+  if (p.gamma) load_params<8>(p.gamma, c, gamma);
+  if (p.gate) {
+    float gate[8];
+    load_params<8>(p.gate, c, gate);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) gamma[i] = fmaf(seed, gate[i], gamma[i]);
+  }
+  if (p.beta) load_params<8>(p.beta, c, beta);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = p.out_factor * fmaf(gamma[i], M::value(fmaf(r.a, v[i] - r.mean, shift)), beta[i]);
 }
-
 // The sum over the threads of each row; G of them to a row, 32 … 256.
 __device__ __forceinline__ float row_sum(float v, int group, float* places) {
   v = warp_sum(v);
@@ -136,6 +156,18 @@ struct In {
   bool normed, after;  // after: x is multiplied as it is, and its scale follows the product
 };
 
+// z of this thread's pieces of a row in shared memory, in place.
+template <class M>
+__device__ __forceinline__ void norm_pieces(const In& in, bf16* z, int group, RowScale r, float shift, float seed) {
+#pragma unroll 2
+  for (int c = threadIdx.x % group * 8; c < in.columns; c += group * 8) {
+    float v[8];
+    Vec<bf16>::load(z + c, v);
+    norm_eight<M>(in.site.p, v, r, shift, seed, c);
+    Vec<bf16>::store(z + c, v);
+  }
+}
+
 // The rows of x, or their norm, in shared memory, ld elements apart; rows that are not there stay unwritten and are not read.
 // Returns through `scales` what the products' rows are to be multiplied by where the norm is applied after them.
 __device__ __forceinline__ void take_rows(const In& in, bf16* shared, int ld, float* scales, float* places) {
@@ -145,6 +177,7 @@ __device__ __forceinline__ void take_rows(const In& in, bf16* shared, int ld, fl
   const bool mine = row < in.rows;
   bf16* const z = shared + row * ld;
   const NormParams& p = in.site.p;
+  const Learned learned(p);
   float square = 0, sum = 0, dot = 0;
   constexpr int kLoads = 8;  // under way at a time
   for (int begin = threadIdx.x % group * 8; mine && begin < in.columns; begin += kLoads * group * 8) {
@@ -169,9 +202,12 @@ __device__ __forceinline__ void take_rows(const In& in, bf16* shared, int ld, fl
       }
 #pragma unroll
       for (int i = 0; i < 8; ++i) square = fmaf(v[i], v[i], square), sum += v[i];
-      if (p.direction)
+      if (p.direction) {
+        float direction[8];
+        load_params<8>(p.direction, c, direction);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) dot = fmaf(v[i], p.direction[c + i], dot);
+        for (int i = 0; i < 8; ++i) dot = fmaf(v[i], direction[i], dot);
+      }
       *reinterpret_cast<uint4*>(z + c) = raw[k];
     }
   }
@@ -198,18 +234,17 @@ __device__ __forceinline__ void take_rows(const In& in, bf16* shared, int ld, fl
   if (p.stat == Stat::given) s.s0 = mine ? p.ms[row] : 0.f;
   const bool first = threadIdx.x % group == 0;
   if (mine && first && blockIdx.x == 0) keep_stats(p, row, s, 0.f);
-  const RowScale scale = row_scale(p, s);
+  const RowScale scale = row_scale(p, s, learned);
   if (in.after) {
     if (mine && first) scales[row] = scale.a * p.out_factor;
   } else if (mine) {
     const float seed = p.gate ? fast_tanh(s.s1) : 0.f;
-    for (int c = threadIdx.x % group * 8; c < in.columns; c += group * 8) {
-      float v[8];
-      Vec<bf16>::load(z + c, v);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) v[i] = normed(in.site, v[i], scale, seed, c + i);
-      Vec<bf16>::store(z + c, v);
-    }
+    if (in.site.map == Map::tanh)
+      norm_pieces<HardTanhMap>(in, z, group, scale, learned.shift, seed);
+    else if (in.site.map == Map::erf)
+      norm_pieces<ErfMap>(in, z, group, scale, learned.shift, seed);
+    else
+      norm_pieces<IdMap>(in, z, group, scale, learned.shift, seed);
   }
   __syncthreads();
 }
