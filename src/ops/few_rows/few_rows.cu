@@ -15,6 +15,8 @@ struct Lane {
   int row = static_cast<int>(threadIdx.x) % 32 / 4, at = static_cast<int>(threadIdx.x) % 4 * 2;
 };
 
+// What becomes of a tile's sums. ask() begins to load what store() needs beside them, before they are known.
+
 // q, k and v: the two halves of a head's rotation are the lower and the upper rows of a tile.
 struct QkvOut {
   bf16 *q, *pages;
@@ -28,28 +30,44 @@ struct QkvOut {
     const std::int64_t low = static_cast<std::int64_t>(tile / per_head) * d + tile % per_head * 8;
     return {low, low + d / 2};
   }
-  __device__ void store(int tile, const float (&c)[4], int n) const {
+  struct Asked {
+    float cosine[2], sine[2];
+    std::int64_t at[2];  // rows of the pages
+  };
+  __device__ Asked ask(int tile, int n) const {
     const Lane lane;
     const int per_head = d / kTile, head = tile / per_head, j = tile % per_head * 8 + lane.row;
     constexpr int kPage = static_cast<int>(kPageTokens);
+    Asked a{};
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int i = lane.at + e;
+      if (i >= n) break;
+      const int position = positions[i];
+      const float* const turns = rope + static_cast<std::int64_t>(position) * d + j;
+      if (head < heads + kv_heads) a.cosine[e] = turns[0], a.sine[e] = turns[d / 2];
+      if (head >= heads)
+        a.at[e] = static_cast<std::int64_t>(table[static_cast<std::int64_t>(sequences[i]) * table_width + position / kPage]) * kPage +
+                  position % kPage;
+    }
+    return a;
+  }
+  __device__ void store(int tile, const float (&c)[4], int n, const Asked& a) const {
+    const Lane lane;
+    const int per_head = d / kTile, head = tile / per_head, j = tile % per_head * 8 + lane.row;
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int i = lane.at + e;
       if (i >= n) return;
-      const int position = positions[i];
       float low = c[e], high = c[2 + e];
       if (head < heads + kv_heads) {
-        const float cosine = rope[static_cast<std::int64_t>(position) * d + j],
-                    sine = rope[static_cast<std::int64_t>(position) * d + d / 2 + j];
-        const float turned = low * cosine - high * sine;
-        high = high * cosine + low * sine;
+        const float turned = low * a.cosine[e] - high * a.sine[e];
+        high = high * a.cosine[e] + low * a.sine[e];
         low = turned;
       }
-      bf16* to = q + i * ldq + static_cast<std::int64_t>(head) * d + j;
-      if (head >= heads) {
-        const std::int64_t page = table[static_cast<std::int64_t>(sequences[i]) * table_width + position / kPage];
-        to = pages + (page * kPage + position % kPage) * ld_pages + static_cast<std::int64_t>(head - heads) * d + j;
-      }
+      bf16* to = head < heads ? q + i * ldq + static_cast<std::int64_t>(head) * d
+                              : pages + a.at[e] * ld_pages + static_cast<std::int64_t>(head - heads) * d;
+      to += j;
       store1(to, low);
       store1(to + d / 2, high);
     }
@@ -65,27 +83,45 @@ struct LinearOut {
   __device__ TileRows rows(int tile) const {
     return {static_cast<std::int64_t>(tile) * kTile, static_cast<std::int64_t>(tile) * kTile + 8};
   }
-  __device__ float normed(float v, RowScale r, int column) const {
+  struct Asked {
+    float residual[4], gamma[2], beta[2], shift;
+    RowScale scale[2];
+  };
+  __device__ Asked ask(int tile, int n) const {
+    const Lane lane;
+    Asked a{};
+    const int column = tile * kTile + lane.row;
     const NormParams& p = site.p;
-    const float f = mapped(site.map, fmaf(r.a, v - r.mean, value_or(p.shift, 0.f)));
-    return p.out_factor * fmaf(p.gamma ? p.gamma[column] : 1.f, f, p.beta ? p.beta[column] : 0.f);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      a.gamma[half] = z && p.gamma ? p.gamma[column + 8 * half] : 1.f;
+      a.beta[half] = z && p.beta ? p.beta[column + 8 * half] : 0.f;
+    }
+    if (z) a.shift = value_or(p.shift, 0.f);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int i = lane.at + e;
+      if (i >= n) break;
+      if (residual)
+        for (int half = 0; half < 2; ++half) a.residual[2 * half + e] = load1(residual + i * ld_residual + column + 8 * half);
+      if (z) a.scale[e] = row_scale(p, kept_stats(p, i));
+    }
+    return a;
   }
-  __device__ void store(int tile, const float (&c)[4], int n) const {
+  __device__ void store(int tile, const float (&c)[4], int n, const Asked& a) const {
     const Lane lane;
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int i = lane.at + e;
       if (i >= n) return;
-      RowScale scale{};
-      if (z) scale = bhyt::row_scale(site.p, kept_stats(site.p, i));
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int column = tile * kTile + 8 * half + lane.row;
-        float v = c[2 * half + e];
-        if (residual) v += load1(residual + i * ld_residual + column);
-        v = rounded<bf16>(v);
+        const float v = rounded<bf16>(c[2 * half + e] + a.residual[2 * half + e]);
         store1(y + i * ldy + column, v);
-        if (z) store1(z + i * ldz + column, normed(v, scale, column));
+        if (!z) continue;
+        const float f = mapped(site.map, fmaf(a.scale[e].a, v - a.scale[e].mean, a.shift));
+        store1(z + i * ldz + column, site.p.out_factor * fmaf(a.gamma[half], f, a.beta[half]));
       }
     }
   }
@@ -97,7 +133,9 @@ struct SwigluOut {
   std::int64_t ld, width;
 
   __device__ TileRows rows(int tile) const { return {static_cast<std::int64_t>(tile) * 8, width + static_cast<std::int64_t>(tile) * 8}; }
-  __device__ void store(int tile, const float (&c)[4], int n) const {
+  struct Asked {};
+  __device__ Asked ask(int, int) const { return {}; }
+  __device__ void store(int tile, const float (&c)[4], int n, Asked) const {
     const Lane lane;
 #pragma unroll
     for (int e = 0; e < 2; ++e)
@@ -115,7 +153,9 @@ struct LogitsOut {
     const std::int64_t low = min(static_cast<std::int64_t>(tile) * kTile, vocab - kTile);
     return {low, low + 8};
   }
-  __device__ void store(int tile, const float (&c)[4], int n) const {
+  struct Asked {};
+  __device__ Asked ask(int, int) const { return {}; }
+  __device__ void store(int tile, const float (&c)[4], int n, Asked) const {
     const Lane lane;
 #pragma unroll
     for (int e = 0; e < 4; ++e)
@@ -186,20 +226,21 @@ struct Columns {
   }
 };
 
-// The scales of a lane's two rows of w in a tile, where it has any: asked for long before they are needed.
-template <class W>
-struct RowScales {
+// What the sums of a tile meet, asked for long before: the scales of a lane's two rows of w, where it has any, and what Out needs.
+template <class W, class Out>
+struct Asked {
   float low = 1, high = 1;
+  typename Out::Asked more = {};
 
-  template <class Out>
-  __device__ __forceinline__ void ask(const float* scales, const Out& out, int tile) {
+  __device__ __forceinline__ Asked() = default;
+  __device__ __forceinline__ Asked(const float* scales, const Out& out, int tile, int n) : more(out.ask(tile, n)) {
     if constexpr (Layout<W>::kBytes) {
       const TileRows rows = out.rows(tile);
       low = scales[rows.low + Lane().row];
       high = scales[rows.high + Lane().row];
     }
   }
-  __device__ __forceinline__ void apply(float (&c)[4]) const {
+  __device__ __forceinline__ void scale(float (&c)[4]) const {
     if constexpr (Layout<W>::kBytes) c[0] *= low, c[1] *= low, c[2] *= high, c[3] *= high;
   }
 };
@@ -235,6 +276,11 @@ __global__ void __launch_bounds__(kThreads, 2) product_kernel(const In in, const
   wait_for_previous();
   const std::int64_t at = static_cast<std::int64_t>(warp) * steps * kStep + lane % 4 * Layout<W>::kLane;
   Columns<W, Raw> columns{(Raw ? in.x + lane / 4 * in.ld : x + lane / 4 * ldx) + at, lane / 4 < in.rows, steps};
+  // The warps below `round` make the sums of one tile each.
+  const auto ask = [&](int tile) {
+    return warp < w.round && tile < w.tiles ? Asked<W, Out>(w.scales, out, tile, in.rows) : Asked<W, Out>();
+  };
+  Asked<W, Out> asked = ask(blockIdx.x + warp * stride);
   if constexpr (Raw) {
 #pragma unroll
     for (int i = 0; i < kStages; ++i) {
@@ -247,10 +293,6 @@ __global__ void __launch_bounds__(kThreads, 2) product_kernel(const In in, const
 
   int stage = 0;
   for (int first = blockIdx.x; first < w.tiles; first += w.round * stride) {
-    const int own = first + warp * stride;  // the tile that this warp makes the sums of
-    const bool sums = warp < w.round && own < w.tiles;
-    RowScales<W> row_scales;
-    if (sums) row_scales.ask(w.scales, out, own);
     for (int r = 0; r < w.round && first + r * stride < w.tiles; ++r) {
       float c[4] = {};
       for (int s = 0; s < steps; s += Batch, stage = stage + Batch == kStages ? 0 : stage + Batch) {
@@ -272,20 +314,21 @@ __global__ void __launch_bounds__(kThreads, 2) product_kernel(const In in, const
       partial[(r * kWarps + warp) * 32 + lane] = make_float4(c[0], c[1], c[2], c[3]);
     }
     __syncthreads();
-    if (sums) {
+    if (const int own = first + warp * stride; warp < w.round && own < w.tiles) {
       float c[4] = {};
 #pragma unroll
       for (int i = 0; i < kWarps; ++i) {
         const float4 part = partial[(warp * kWarps + i) * 32 + lane];
         c[0] += part.x, c[1] += part.y, c[2] += part.z, c[3] += part.w;
       }
-      row_scales.apply(c);
+      asked.scale(c);
       if (in.after) {
         const Lane place;
 #pragma unroll
         for (int e = 0; e < 4; ++e) c[e] *= place.at + e % 2 < in.rows ? scales[place.at + e % 2] : 0.f;
       }
-      out.store(own, c, in.rows);
+      out.store(own, c, in.rows, asked.more);
+      asked = ask(own + w.round * stride);
     }
     __syncthreads();
   }
