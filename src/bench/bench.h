@@ -20,7 +20,9 @@ struct Settings {
   DType dtype = DType::f32;
   int reps = 5;
   Model::Repack repack = {};  // prompt, decode, generation, requests: how the model is made ready
-  bool all_methods = false;   // norm, generation: every method, not only the model's
+  // " int8" where weights are rounded.
+  std::string rounded() const { return repack.weights ? std::string(" ") + name_of(*repack.weights) : ""; }
+  bool all_methods = false;  // norm, generation: every method, not only the model's
   // generation: answers of these lengths; batches that nobody times, and timed ones of each repetition.
   std::vector<std::int64_t> new_tokens = {128, 512, 1024};
   int warmup = 8, timed = 32;

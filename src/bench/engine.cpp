@@ -79,8 +79,7 @@ Result generation(const Settings& s, const Model& model, std::int64_t new_tokens
   }
   const Spread spread = spread_of(rates);
   const OwnRates own = own_rates(s, model, s.seq, s.batch, s.seq + new_tokens / 2);
-  Result r{.test = fmt::format("generation {} {}×{}+{} {}{}", model_name(s), s.batch, s.seq, new_tokens, s.model.norm.method,
-                               s.repack.int8 ? " int8" : ""),
+  Result r{.test = fmt::format("generation {} {}×{}+{} {}{}", model_name(s), s.batch, s.seq, new_tokens, s.model.norm.method, s.rounded()),
            .tok_s = spread.mean,
            .ms = tokens / spread.mean * 1e3,
            .limit = own.tok_s(static_cast<double>(s.batch * s.seq), tokens),
@@ -139,7 +138,8 @@ std::vector<Result> bench_requests(const Settings& given) {
   const auto batch = std::max<std::int64_t>(1, std::llround(written / steps)),
              context = std::max<std::int64_t>(1, std::llround(contexts / written));
   const OwnRates own = own_rates(s, *model, std::min<std::int64_t>(s.seq, 512), batch, context);
-  Result r{.test = fmt::format("requests {} {} of up to {}+{} {}", model_name(s), s.requests, s.seq, s.seq / 2, s.model.norm.method),
+  Result r{.test = fmt::format("requests {} {} of up to {}+{} {}{}", model_name(s), s.requests, s.seq, s.seq / 2, s.model.norm.method,
+                               s.rounded()),
            .tok_s = written / spent,
            .ms = spent * 1e3,
            .limit = own.tok_s(read, written),

@@ -25,6 +25,16 @@ Spread rates_of(std::vector<double> seconds, double tokens) {
   return spread_of(seconds);
 }
 
+// What a step has to read of the weights: those of its products once, as products of so many rows read them.
+double product_bytes(const Model& model, std::int64_t rows) {
+  const bool few = rows <= kFewRows && FewRowsPass::takes(model);
+  const Weights& w = few ? model.few_rows_weights() : model.weights();
+  const auto bytes = [](const Tensor& t) { return static_cast<double>(t.rows() * t.ld) * static_cast<double>(size_of(t.dtype)); };
+  double sum = bytes(w.head);
+  for (const LayerWeights& l : w.layers) sum += bytes(l.qkv) + bytes(l.o) + bytes(l.gate_up) + bytes(l.down);
+  return sum;
+}
+
 }  // namespace
 
 std::vector<Result> bench_prompt(const Settings& s) {
@@ -36,7 +46,7 @@ std::vector<Result> bench_prompt(const Settings& s) {
   const auto taken = take_all_turns(s.ctx, {[&] { sequences.prompt(); }, [&] { alone.run(); }}, s.reps);
   const std::vector<double> t{median_of(taken[0]), median_of(taken[1])};
   const auto n = static_cast<double>(tokens);
-  Result r{.test = fmt::format("prompt {} {}×{} {}{}", model_name(s), s.batch, s.seq, s.model.norm.method, s.repack.int8 ? " int8" : ""),
+  Result r{.test = fmt::format("prompt {} {}×{} {}{}", model_name(s), s.batch, s.seq, s.model.norm.method, s.rounded()),
            .tok_s = n / t[0],
            .ms = t[0] * 1e3,
            .limit = static_cast<double>(rows) / t[1],
@@ -55,23 +65,18 @@ std::vector<Result> bench_decode(const Settings& s) {
   model->repack(s.repack);
   Sequences sequences(s, *model, std::max(s.batch, prompt_rows(s.batch, s.seq)));
   sequences.prompt();
-  // A step has to read every weight once (the embedding is the head's, or a few rows), and the keys and values of every sequence.
-  const double rows_of_embedding =
-      s.model.tied ? 0 : static_cast<double>(s.model.vocab * s.model.d) * static_cast<double>(size_of(s.dtype));
-  const double weights = (static_cast<double>(model->parameters().value_bytes()) - rows_of_embedding) /
-                         (s.repack.int8 ? static_cast<double>(size_of(s.dtype)) : 1.0);
+  const double weights = product_bytes(*model, s.batch);
   const double cache = static_cast<double>(s.batch * s.seq) * static_cast<double>(KvPages::page_bytes(s.model, s.dtype)) / kPageTokens;
   const OwnedTensor from = filled(s.ctx, s.dtype, {model->parameters().count()}), to(s.ctx, s.dtype, {model->parameters().count()});
   const auto taken = take_all_turns(s.ctx, {[&] { sequences.token(); }, [&] { copy_all(s.ctx, from, to); }}, s.reps);
   const std::vector<double> t{median_of(taken[0]), median_of(taken[1])};
   const double bandwidth = 2 * static_cast<double>(from.t.bytes()) / t[1], n = static_cast<double>(s.batch);
-  Result r{
-      .test = fmt::format("decode {} {} after {} {}{}", model_name(s), s.batch, s.seq, s.model.norm.method, s.repack.int8 ? " int8" : ""),
-      .tok_s = n / t[0],
-      .ms = t[0] * 1e3,
-      .limit = n * bandwidth / (weights + cache),
-      .limit_name = "reading weights and cache at copy speed",
-      .parts = breakdown(s.ctx, [&] { sequences.token(); })};
+  Result r{.test = fmt::format("decode {} {} after {} {}{}", model_name(s), s.batch, s.seq, s.model.norm.method, s.rounded()),
+           .tok_s = n / t[0],
+           .ms = t[0] * 1e3,
+           .limit = n * bandwidth / (weights + cache),
+           .limit_name = "reading weights and cache at copy speed",
+           .parts = breakdown(s.ctx, [&] { sequences.token(); })};
   r.parts.emplace_back("weight_bytes", weights);
   r.parts.emplace_back("cache_bytes", cache);
   r.parts.emplace_back("copy_gb_s", bandwidth * 1e-9);

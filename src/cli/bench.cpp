@@ -141,14 +141,14 @@ struct LlamaRow {
 LlamaRow llama_row(const Test& test, const Result& r, const Settings& s) {
   const bool reads = test.name == std::string_view("prompt");
   const auto planned = Parameters::planned(s.model, s.dtype);
-  const double bytes = static_cast<double>(planned.value_bytes) / (s.repack.int8 ? static_cast<double>(size_of(s.dtype)) : 1.0);
+  const double bytes = static_cast<double>(planned.value_bytes) / (s.repack.weights ? static_cast<double>(size_of(s.dtype)) : 1.0);
   return {.model = s.model.preset.empty() ? fmt::format("d{}×{}", s.model.d, s.model.layers) : s.model.preset,
           .size = fmt::format("{:.2f} GiB", bytes / (1 << 30)),
           .params = fmt::format("{:.2f} B", static_cast<double>(planned.value_bytes) / static_cast<double>(size_of(s.dtype)) * 1e-9),
           .backend = s.ctx.device().is_cuda() ? "CUDA" : "CPU",
           .threads = fmt::format("{}", s.ctx.threads().count()),
           .batch = fmt::format("{}", s.batch),
-          .type = s.repack.int8 ? "int8" : name_of(s.dtype),
+          .type = name_of(s.repack.weights.value_or(s.dtype)),
           .norm = s.model.norm.method,
           .test = reads ? fmt::format("pp{}", s.seq) : fmt::format("tg1 @ d{}", s.seq),
           .rate = fmt::format("{:.2f} ± {:.2f}", r.rates.mean, r.rates.deviation)};

@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
+#include <cmath>
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -10,71 +10,22 @@
 #include "cli/cli.h"
 #include "cli/commands.h"
 #include "cli/sft_preview.h"
+#include "cli/training.h"
 #include "core/check.h"
 #include "core/log.h"
 #include "data/files.h"
-#include "text/chat_template_yaml.h"
+#include "eval/task.h"
 #include "text/chat_tokenizer.h"
-#include "train/config.h"
+#include "train/chat_data.h"
 
 namespace bhyt::cli {
 
 namespace {
 
 struct SftFlags {
-  std::vector<std::string> words;
-  std::string dump;
-  bool dry_run = false, json = false, quiet = false;
+  bool dry_run = false;
+  std::string dump, seeds;
 };
-
-// The part of a run's config that a dry run reads.
-struct DataKeys {
-  std::vector<std::string> train, valid;
-  std::string tokenizer, chat_template = "llama3";
-  ExampleOptions options;
-};
-
-std::vector<std::string> read_paths(const schema::Json& j, const std::string& key) {
-  std::vector<std::string> paths;
-  for (const schema::Json& entry : j.is_array() ? j : schema::Json::array({j})) {
-    const schema::Json& path = entry.is_object() && entry.contains("path") ? entry["path"] : entry;
-    if (!path.is_string()) schema::wrong(key, "a path, {path, weight}, or a list of these", entry);
-    paths.push_back(path.get<std::string>());
-  }
-  return paths;
-}
-
-DataKeys read_data_keys(const SftFlags& flags) {
-  std::string config;
-  std::vector<std::string> overrides;
-  for (const std::string& word : flags.words) {
-    if (word.find('=') != std::string::npos) {
-      overrides.push_back(word);
-      continue;
-    }
-    check_usage(config.empty(), "expected one config, got {} and {} (overrides are written key=value)", config, word);
-    config = word;
-  }
-  const schema::Json tree = train::config_tree(config, overrides), nothing = schema::Json::object();
-  DataKeys keys;
-  schema::Reader data(tree.contains("data") ? tree["data"] : nothing, "data");
-  if (const schema::Json* j = data.take("train")) keys.train = read_paths(*j, "data.train");
-  if (const schema::Json* j = data.take("valid")) keys.valid = read_paths(*j, "data.valid");
-  data.text("tokenizer", keys.tokenizer, "");
-  data.text("template", keys.chat_template, "");
-  data.integer("seq_len", keys.options.seq_len, "", {.at_least = 1});
-  data.boolean("mask_prompt", keys.options.mask_prompt, "");
-  for (const char* of_training : {"packing", "shuffle", "attend", "calibrate"}) data.take(of_training);
-  data.finish();
-  if (keys.tokenizer.empty() && tree.contains("model") && tree["model"].is_object() && tree["model"].contains("init"))
-    keys.tokenizer = schema::Reader::as_text("model.init", tree["model"]["init"]);
-  check_usage(!keys.train.empty(), "data.train names no file; see bhyt help sft");
-  check_usage(!keys.tokenizer.empty(), "expected data.tokenizer ({}) or model.init, whose tokenizer is taken", kTokenizerHelp);
-  for (const auto* paths : {&keys.train, &keys.valid})
-    for (const std::string& path : *paths)
-      check_usage(!path.ends_with(".safetensors"), "{} holds rows of tokens already: a dry run is for conversations", path);
-  return keys;
-}
 
 // {"index": …, "input_ids": […], "labels": […]}, a line for each example; the file is there once all are.
 class Dump {
@@ -127,22 +78,30 @@ std::vector<std::uint64_t> fingerprints_of(const std::vector<Preview>& previews)
   return all;
 }
 
-int dry_run(const SftFlags& flags, const DataKeys& keys) {
-  const ChatTemplate row = load_chat_template(keys.chat_template);
-  const auto tokenizer = load_tokenizer(keys.tokenizer);
-  const ChatFormat format(row, *tokenizer);
+// What the data comes to; no model is needed.
+int dry_run(const SftFlags& flags, const TrainingWords& words) {
+  train::RunConfig config = read_config(words);
+  const auto data = train::open_chat_data(config.data, config.model.init);
+  check_usage(data->format != nullptr, "{} holds rows of tokens already: a dry run is for conversations", config.data.train.front().path);
+  const ChatFormat& format = *data->format;
+  const ExampleOptions options{.seq_len = config.data.seq_len, .mask_prompt = config.data.chat->mask_prompt};
+  const auto paths = [](const std::vector<train::DataEntry>& entries) {
+    std::vector<std::string> out;
+    for (const train::DataEntry& e : entries) out.push_back(e.path);
+    return out;
+  };
   tell_of_growth(format);
   const auto grown = chat_tokenizer(format);
   Threads threads;
   std::optional<Dump> dump;
   if (!flags.dump.empty()) dump.emplace(flags.dump);
-  const std::vector<Preview> train = look_at(threads, keys.train, format, keys.options, dump ? &*dump : nullptr);
-  const std::vector<Preview> valid = look_at(threads, keys.valid, format, keys.options, nullptr);
+  const std::vector<Preview> train = look_at(threads, paths(config.data.train), format, options, dump ? &*dump : nullptr);
+  const std::vector<Preview> valid = look_at(threads, paths(config.data.valid), format, options, nullptr);
   if (dump) dump->commit();
   const std::int64_t shared = count_shared(fingerprints_of(valid), fingerprints_of(train));
   if (shared > 0) log::warning("{} examples of data.valid are examples of data.train, too", shared);
-  if (flags.json) {
-    schema::Json out{{"template", row.name}, {"tokens", grown->vocab_size()}, {"shared", shared}};
+  if (words.json) {
+    schema::Json out{{"template", format.row().name}, {"tokens", grown->vocab_size()}, {"shared", shared}};
     for (const Preview& p : train) out["train"].push_back(preview_json(p.summary));
     for (const Preview& p : valid) out["valid"].push_back(preview_json(p.summary));
     fmt::print("{}\n", out.dump(-1, ' ', false, schema::Json::error_handler_t::replace));
@@ -150,28 +109,76 @@ int dry_run(const SftFlags& flags, const DataKeys& keys) {
   }
   const bool color = isatty(STDOUT_FILENO) == 1 && !std::getenv("NO_COLOR");
   for (const auto* previews : {&train, &valid})
-    for (const Preview& p : *previews) fmt::print("{}\n", show_preview(p, keys.options, *grown, color));
+    for (const Preview& p : *previews) fmt::print("{}\n", show_preview(p, options, *grown, color));
+  return 0;
+}
+
+void print_help() {
+  fmt::print(
+      "usage: bhyt sft [CONFIG.yaml] [key=value ...] [--seeds LIST] [--force] [--no-verify] [--json] [--quiet]\n"
+      "       bhyt sft --dry-run data.train=FILE data.tokenizer=DIR [key=value ...] [--dump OUT.jsonl]\n"
+      "       bhyt sft run.dir=RUN resume=auto      goes on with a run, by the config that it has\n\n"
+      "Fine-tunes the checkpoint model.init on conversations, all of it or adapters (lora.rank), and writes a run directory.\n\n"
+      "  --dry-run     show what the data comes to: counts, lengths, what is cut and dropped, three examples; needs no model\n"
+      "  --dump FILE   with --dry-run: every example of data.train as a line of JSON (index, input_ids, labels)\n"
+      "  --seeds LIST  a run for each of these seeds (0,1,2), in run.dir/seed-N; those that are done are left alone\n{}\n{}"
+      "Templates: {}, or a YAML file.\n\n",
+      kSharedFlags, kKeyNotes, chat_template_names());
+  print_keys(train::Work::fine_tuning);
+}
+
+int train_once(const TrainingWords& w, train::Json& result) {
+  train::Trainer trainer(read_config(w), {.force = w.force});
+  const train::Outcome out = trainer.run();
+  result = outcome_json(trainer.config(), out);
+  return out.signal ? 128 + out.signal : 0;
+}
+
+// One run after the other; at the end the mean of what was selected, and its spread.
+int train_seeds(const TrainingWords& w, const std::string& seeds) {
+  const std::string parent = read_config(w).run.dir;
+  train::Json results = train::Json::array();
+  std::vector<double> losses;
+  for (const std::string& seed : split_names(seeds)) {
+    TrainingWords one = w;
+    one.overrides.push_back("run.seed=" + seed);
+    one.overrides.push_back(fmt::format("run.dir={}/seed-{}", parent, seed));
+    one.overrides.push_back("run.resume=auto");
+    log::info("seed {}", seed);
+    if (const int code = train_once(one, results.emplace_back())) return code;
+    results.back()["seed"] = seed;
+    if (results.back().contains("best")) losses.push_back(results.back()["best"]["valid_loss"]);
+  }
+  if (losses.size() > 1) {
+    const auto n = static_cast<double>(losses.size());
+    double mean = 0, squares = 0;
+    for (const double l : losses) mean += l / n;
+    for (const double l : losses) squares += (l - mean) * (l - mean);
+    log::info("{} seeds  lowest validation loss {:.4f} ± {:.4f} (standard deviation)", losses.size(), mean, std::sqrt(squares / (n - 1)));
+  }
+  if (w.json) fmt::print("{}\n", results.dump());
   return 0;
 }
 
 }  // namespace
 
 int cmd_sft(const Args& args) {
-  CLI::App app("Fine-tune a checkpoint on conversations", "bhyt sft");
   SftFlags f;
-  app.add_option("key=value", f.words,
-                 "a config, and keys on top of it: data.train, data.valid (.json or .jsonl: alpaca, ShareGPT or OpenAI messages), "
-                 "data.tokenizer, data.template (" +
-                     chat_template_names() + " or a FILE.yaml), data.seq_len, data.mask_prompt");
-  app.add_flag("--dry-run", f.dry_run, "show what the data comes to: counts, lengths, what is cut and dropped, three examples");
-  app.add_option("--dump", f.dump, "with --dry-run, write every example of data.train as a line of JSON");
-  app.add_flag("--json", f.json, "the outcome as one JSON object on stdout");
-  app.add_flag("-q,--quiet", f.quiet, "no messages but warnings and errors");
-  parse(app, args);
-  log::set_quiet(f.quiet);
+  const TrainingWords w = parse_training(args, "sft", train::Work::fine_tuning,
+                                         {{"--dry-run", &f.dry_run}, {"--dump", nullptr, &f.dump}, {"--seeds", nullptr, &f.seeds}});
+  if (w.help) {
+    print_help();
+    return 0;
+  }
+  log::set_quiet(w.quiet);
   check_usage(f.dump.empty() || f.dry_run, "--dump goes with --dry-run");
-  check_usage(f.dry_run, "expected --dry-run");
-  return dry_run(f, read_data_keys(f));
+  check_usage(f.seeds.empty() || !f.dry_run, "--seeds does not go with --dry-run");
+  if (f.dry_run) return dry_run(f, w);
+  if (!f.seeds.empty()) return train_seeds(w, f.seeds);
+  train::Json result;
+  const int code = train_once(w, result);
+  if (w.json) fmt::print("{}\n", result.dump());
+  return code;
 }
 
 }  // namespace bhyt::cli

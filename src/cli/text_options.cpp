@@ -23,13 +23,15 @@ void add_sampling(CLI::App& app, Sampling& options) {
 
 void RepackOption::add_to(CLI::App& app) {
   app.add_option("--weights", weights,
-                 "int8: the weights of products rounded to 8 bits, a scale for each row; on the CPU (otherwise dtype)");
+                 "int8, or on a GPU fp8: the weights of products rounded to 8 bits, a scale for each row (otherwise dtype)");
   app.add_flag("--no-fold", no_fold, "keep the norms' gains apart from the weights behind them");
 }
 
 Model::Repack RepackOption::how() const {
-  check_usage(weights.empty() || weights == "int8", "--weights takes int8, got {}", weights);
-  return {.fold = !no_fold, .int8 = weights == "int8"};
+  check_usage(weights.empty() || weights == "int8" || weights == "fp8", "--weights takes int8 or fp8, got {}", weights);
+  Model::Repack how{.fold = !no_fold};
+  if (!weights.empty()) how.weights = weights == "int8" ? DType::i8 : DType::f8;
+  return how;
 }
 
 std::unique_ptr<Model> load_with_adapter(Context& ctx, const std::filesystem::path& checkpoint, const std::filesystem::path& adapter,

@@ -21,7 +21,7 @@ void add_sampling(CLI::App& app, Sampling& options);
 
 // --weights and --no-fold: how a model is made ready for generating.
 struct RepackOption {
-  std::string weights;  // "" or int8
+  std::string weights;  // "", int8 or fp8
   bool no_fold = false;
   void add_to(CLI::App& app);
   Model::Repack how() const;

@@ -16,7 +16,7 @@
 
 namespace bhyt {
 
-enum class DType : std::uint8_t { f32, bf16, f16, f64, i64, i32, u32, u16, u8, i8 };
+enum class DType : std::uint8_t { f32, bf16, f16, f64, i64, i32, u32, u16, u8, i8, f8 };  // f8: e4m3
 
 constexpr std::size_t size_of(DType t) {
   switch (t) {
@@ -29,7 +29,8 @@ constexpr std::size_t size_of(DType t) {
     case DType::f16:
     case DType::u16: return 2;
     case DType::u8:
-    case DType::i8: return 1;
+    case DType::i8:
+    case DType::f8: return 1;
   }
   return 0;
 }
@@ -46,6 +47,7 @@ constexpr const char* name_of(DType t) {
     case DType::u16: return "uint16";
     case DType::u8: return "uint8";
     case DType::i8: return "int8";
+    case DType::f8: return "fp8";
   }
   return "?";
 }

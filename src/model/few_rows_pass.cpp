@@ -13,7 +13,7 @@ AttentionShape shape_of(const ModelConfig& c) { return {.heads = c.heads, .kv_he
 bool FewRowsPass::takes(const Model& m) {
   const ModelConfig& c = m.config();
   return m.device().is_cuda() && m.lora().rank == 0 && m.type() == DType::bf16 && c.vocab >= 16 &&
-         few_rows_take(m.context(), c.d, c.mlp, shape_of(c));
+         few_rows_take(m.context(), m.few_rows_weights().head.dtype, c.d, c.mlp, shape_of(c));
 }
 
 FewRowsPass::FewRowsPass(Context& ctx, const Model& model, KvPages& pages, const Tensor& rope)
@@ -63,7 +63,7 @@ void FewRowsPass::project(const Tensor& in, const Tensor& w, const std::optional
 
 void FewRowsPass::block(std::size_t l, Now& now, const PagedRows& at) {
   const Block& b = model_.blocks()[l];
-  const LayerWeights& w = b.weights();
+  const LayerWeights& w = model_.few_rows_weights().layers[l];
   const Tensor pages = pages_.layer(static_cast<std::int64_t>(l));
   const Tensor q = q_.t.row_slice(0, rows_), att = att_.t.row_slice(0, rows_), h = h_.t.row_slice(0, rows_);
   const Tensor stats(stats_.t.data, DType::f32, ctx_.device(), {2, rows_});
@@ -85,7 +85,7 @@ void FewRowsPass::run(const Tensor& tokens, const PagedRows& at, const Tensor& l
   Now now{.x = x_.t.row_slice(0, rows_), .add = {}, .spare = spare_.t.row_slice(0, rows_)};
   embedding(ctx_, tokens, model_.weights().embedding, now.x, model_.embedding_scale());
   for (std::size_t l = 0; l < model_.blocks().size(); ++l) block(l, now, at);
-  few_rows_logits(ctx_, behind(now, model_.last(), {}), model_.weights().head, logits);
+  few_rows_logits(ctx_, behind(now, model_.last(), {}), model_.few_rows_weights().head, logits);
 }
 
 }  // namespace bhyt

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "model/block.h"
@@ -36,10 +37,14 @@ class Model {
 
   // For generating alone, once: what every step would do again is done now. The constants of the second sites stay what they are.
   struct Repack {
-    bool fold = true;   // γ and constant factors of sites go into the products behind them, wherever the method allows it
-    bool int8 = false;  // the weights of products become int8 (ops/gemm/int8.h); on the CPU
+    bool fold = true;  // γ and constant factors of sites go into the products behind them, wherever the method allows it
+    // The weights of products are rounded to int8, or on a GPU to fp8, a scale for each row. On the CPU they become that (ops/gemm/int8.h);
+    // on a GPU products of few rows read bytes (ops/gemm/bytes.h), and what those stand for takes the weights' place for all others.
+    std::optional<DType> weights = {};
   };
   void repack(const Repack& how);
+  // The weights as products of few rows read them (few_rows_pass.h).
+  const Weights& few_rows_weights() const { return few_; }
   bool repacked() const { return static_cast<bool>(constants_.t); }  // it cannot be trained or saved any more
 
   const std::vector<Block>& blocks() const { return blocks_; }
@@ -52,11 +57,18 @@ class Model {
   NormPlan plan_;
   Parameters parameters_;
   Weights weights_;
-  Tensor repack_matrix(const Tensor& w, const NormSite* folded, bool int8);
+  Weights few_;
+  // In w's place: what products read, and what those of few rows do.
+  struct Repacked {
+    Tensor many, few;
+  };
+  Repacked repack_matrix(const Tensor& w, const NormSite* folded, std::optional<DType> type);
+  Tensor to_int8(const Tensor& w, const NormSite* folded);
+  Repacked to_bytes(const Tensor& w, const NormSite* folded, DType type);
 
   OwnedTensor c_attn_;
   OwnedTensor constants_;     // C of every layer once they do not change any more
-  std::vector<Buffer> int8_;  // weights
+  std::vector<Buffer> made_;  // weights of another type
   std::vector<Block> blocks_;
   NormSite last_;
 };

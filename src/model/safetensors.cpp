@@ -135,6 +135,7 @@ const char* safetensors_dtype(DType t) {
     case DType::u16: return "U16";
     case DType::u8: return "U8";
     case DType::i8: return "I8";
+    case DType::f8: return "F8_E4M3";
   }
   return "?";
 }

@@ -5,6 +5,7 @@
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/embedding/embedding.h"
 #include "ops/few_rows/few_rows.h"
+#include "ops/gemm/bytes.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/tuning.h"
 #include "ops/linear/linear.h"
@@ -47,6 +48,9 @@ void few_rows_swiglu(Context&, const FewRows&, const Tensor&, const Tensor&) { a
 void few_rows_logits(Context&, const FewRows&, const Tensor&, const Tensor&) { absent(); }
 
 void gemm(Context&, const Tensor&, const Tensor&, const Tensor&, const GemmOptions&) { absent(); }
+
+void round_to_bytes(Context&, const Tensor&, const Tensor&, float, const Tensor&) { absent(); }
+void widen(Context&, const Tensor&, const Tensor&) { absent(); }
 
 void scale_columns(Context&, const Tensor&, const Tensor&, float) { absent(); }
 void scale_masked(Context&, const Tensor&, const Tensor&, const ScaleMasked&) { absent(); }

@@ -158,6 +158,11 @@ RunData choose_chat_data(RunConfig& config) {
   if (needed > model.vocab) {
     const std::int64_t grown = (needed + kVocabularyMultiple - 1) / kVocabularyMultiple * kVocabularyMultiple;
     std::vector<std::string> names;
+    check_usage(
+        !config.lora.config.active(),
+        "template {} brings tokens that the model lacks, and adapters leave its embedding as it is: take a template whose tokens the "
+        "tokenizer has, or lora.rank=0",
+        chat.format->row().name);
     for (const SpecialToken& t : chat.format->missing()) names.push_back(t.text);
     log::info("the vocabulary grows from {} to {}: template {} brings {}", grouped(model.vocab), grouped(grown), chat.format->row().name,
               fmt::join(names, ", "));

@@ -2,6 +2,7 @@
 
 #include "core/check.h"
 #include "core/log.h"
+#include "model/adapter.h"
 #include "model/checkpoint.h"
 
 namespace bhyt::train {
@@ -59,7 +60,10 @@ void tidy_checkpoints(RunDir& dir, const TrainSection& train, const Progress& pr
 void save_checkpoint(RunDir& dir, const CheckpointContext& context, const Model& model, const Optimizer& optimizer,
                      const Progress& progress, bool interrupted) {
   dir.write_checkpoint(progress.step, [&](const fs::path& to) {
-    save_model(to, model);
+    if (context.config.lora.config.active())
+      save_adapter(to, model, context.config.model.init, [&](const Parameter& p) { return optimizer.masters().read(p); });
+    else
+      save_model(to, model);
     if (context.tokenizer) context.tokenizer->save(to);
     save_optimizer(to / kOptimizerState, model, optimizer);
     write_synced(to / kTrainerState, state_json(context, model, progress, interrupted).dump(2) + "\n");
@@ -118,9 +122,15 @@ bool check_mathematics(const Found& found, const Json& mathematics, bool force) 
   return true;
 }
 
-Progress load_checkpoint(const Found& found, Model& model, Optimizer& optimizer) {
+Progress load_checkpoint(const Found& found, const RunConfig& config, Model& model, Optimizer& optimizer) {
   const Progress progress = progress_from(found.state, (found.dir / kTrainerState).string());
-  load_weights(found.dir, model.parameters(), optimizer.masters().sink());
+  const ValueSink masters = optimizer.masters().sink();
+  if (config.lora.config.active()) {  // the weights below the adapters are where they were taken from
+    load_weights(config.model.init, model.parameters(), masters);
+    load_adapter(Adapter(found.dir), model, masters);
+  } else {
+    load_weights(found.dir, model.parameters(), masters);
+  }
   load_optimizer(found.dir / kOptimizerState, model, optimizer);
   return progress;
 }

@@ -38,6 +38,6 @@ std::optional<Found> find_checkpoint(const RunDir& dir);
 bool check_mathematics(const Found& found, const Json& mathematics, bool force);
 
 // Weights, optimizer and c_attn as they were, bit for bit.
-Progress load_checkpoint(const Found& found, Model& model, Optimizer& optimizer);
+Progress load_checkpoint(const Found& found, const RunConfig& config, Model& model, Optimizer& optimizer);
 
 }  // namespace bhyt::train

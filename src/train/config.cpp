@@ -1,6 +1,7 @@
 #include "train/config.h"
 
 #include <algorithm>
+#include <charconv>
 #include <set>
 
 #include "core/log.h"
@@ -174,9 +175,10 @@ void let_words_win(Json& tree, const std::string& file, const std::vector<std::s
 // What may change when a run goes on.
 bool may_change(const std::string& key) {
   static const std::set<std::string> kFree = {
-      "model.init",       "model.preset",       "data.train",       "data.valid", "data.tokenizer", "train.steps",     "train.micro_batch",
-      "train.eval_every", "train.eval_batches", "train.save_every", "train.keep", "train.save",     "train.log_every", "train.max_skipped",
-      "train.select",     "train.patience",     "train.recompute",  "run.dir",    "run.device",     "run.threads",     "run.resume"};
+      "model.init",        "model.preset",      "data.train",         "data.valid",       "data.tokenizer",  "train.steps",
+      "train.micro_batch", "train.eval_every",  "train.eval_batches", "train.save_every", "train.keep",      "train.save",
+      "train.log_every",   "train.max_skipped", "train.select",       "train.patience",   "train.recompute", "run.dir",
+      "run.device",        "run.threads",       "run.resume",         "lora.init",        "lora.merge"};
   return kFree.contains(key) || key.starts_with("eval.");
 }
 
@@ -305,6 +307,70 @@ static void fields(TrainSection& c, V& v) {
   v.choice("recompute", c.recompute, kRecompute, "what the backward computes again instead of keeping it");
 }
 
+// all-linear, one name, or a list of them.
+static std::vector<Projection> read_targets(const Json& j, const std::string& key) {
+  if (j == "all-linear") return all_projections();
+  std::vector<Projection> out;
+  for (const std::string& name : read_names(j, key)) out.push_back(projection_named(name));
+  std::ranges::sort(out);
+  return out;
+}
+
+static Json write_targets(const std::vector<Projection>& targets) {
+  if (targets == all_projections()) return "all-linear";
+  Json out = Json::array();
+  for (const Projection p : targets) out.push_back(name_of(p));
+  return out;
+}
+
+// all, or "4-7": the layers from the first to the last of them.
+static std::vector<std::int64_t> read_layers(const Json& j, const std::string& key) {
+  if (j == "all") return {};
+  std::vector<std::int64_t> out;
+  if (j.is_array()) {
+    for (const Json& layer : j) out.push_back(schema::Reader::as_integer(key, layer, {.at_least = 0}));
+    return out;
+  }
+  std::int64_t first = 0, last = 0;
+  const std::string text = schema::Reader::as_text(key, j);
+  const auto dash = text.find('-');
+  const auto number = [&](const std::string& s, std::int64_t& to) {
+    const auto [end, error] = std::from_chars(s.data(), s.data() + s.size(), to);
+    return error == std::errc() && end == s.data() + s.size() && to >= 0 && to < 100000;
+  };
+  if (dash == std::string::npos || !number(text.substr(0, dash), first) || !number(text.substr(dash + 1), last) || first > last)
+    schema::wrong(key, "all, a list of layers, or FIRST-LAST, counted from 0", j);
+  for (std::int64_t l = first; l <= last; ++l) out.push_back(l);
+  return out;
+}
+
+template <class V>
+static void fields(LoraSection& c, V& v) {
+  const schema::Range from0{.at_least = 0};
+  LoraConfig& l = c.config;
+  v.integer("rank", l.rank, "of the adapters; 0 = none: all weights are trained", from0);
+  v.custom(
+      "alpha", "their factor is alpha/rank; auto = twice the rank",
+      [&](const Json& j, const std::string& key) { l.alpha = j == "auto" ? 0 : schema::Reader::as_number(key, j, {.above = 0}); },
+      [&] { return l.alpha > 0 ? Json(l.alpha) : Json("auto"); });
+  v.number("dropout", l.dropout, "share of the inputs of A that is left out in training", {.below = 1, .at_least = 0});
+  v.custom(
+      "targets", "all-linear, or which of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj",
+      [&](const Json& j, const std::string& key) { l.targets = read_targets(j, key); }, [&] { return write_targets(l.targets); });
+  v.custom(
+      "layers", "all, or FIRST-LAST, counted from 0", [&](const Json& j, const std::string& key) { l.layers = read_layers(j, key); },
+      [&] { return l.layers.empty() ? Json("all") : Json(l.layers); });
+  v.custom(
+      "train", "[norms]: what the norms learn is trained too, or alone with rank 0",
+      [&](const Json& j, const std::string& key) {
+        for (const std::string& name : read_names(j, key)) check_usage(name == "norms", "{}: expected [norms] or [], got {}", key, name);
+        l.train_norms = !read_names(j, key).empty();
+      },
+      [&] { return l.train_norms ? Json::array({"norms"}) : Json::array(); });
+  v.text("init", c.init, "an adapter folder as PEFT writes it, to go on from");
+  v.boolean("merge", c.merge, "also write the adapted model as a whole checkpoint, RUN/merged, at the end");
+}
+
 template <class V>
 static void fields(EvalSection& c, V& v) {
   const schema::Range from0{.at_least = 0};
@@ -341,6 +407,7 @@ static void fields(RunConfig& c, V& v) {
   v.section("norm", c.model.config.norm, "");
   v.section("data", c.data, "");
   v.section("train", c.train, "");
+  if (c.work == Work::fine_tuning) v.section("lora", c.lora, "");
   v.section("run", c.run, "");
   v.section("eval", c.eval, "");
 }
@@ -370,6 +437,7 @@ RunConfig defaults_of(Work work) {
   c.train.eval_every = c.train.save_every = c.eval.every = kEveryEpoch;
   c.train.eval_batches = 0;
   c.train.select = Select::best;
+  c.lora.config.alpha = 0;  // auto
   return c;
 }
 
@@ -399,6 +467,24 @@ Json training_tree(const std::string& file, const std::vector<std::string>& over
   return config_tree((run / kResolved).string(), overrides);
 }
 
+namespace {
+
+void settle_lora(RunConfig& c) {
+  LoraConfig& l = c.lora.config;
+  if (c.work == Work::pretraining) return;
+  const LoraConfig none;
+  if (l.rank == 0) {
+    check_usage(l.targets == none.targets && l.layers.empty() && c.lora.init.empty() && l.alpha <= 0,
+                "lora.rank is 0: there are no adapters for the other keys of lora; give a rank");
+    check_usage(!c.lora.merge || l.train_norms, "lora.merge: lora.rank is 0, there is nothing to merge");
+  } else if (l.alpha <= 0) {
+    l.alpha = 2 * static_cast<double>(l.rank);
+  }
+  if (l.active()) validate(l, c.model.config);
+}
+
+}  // namespace
+
 RunConfig read_run_config(const Json& given, Verify verify, Work work) {
   Json tree = given;
   explain_bare(tree, work);
@@ -420,6 +506,7 @@ RunConfig read_run_config(const Json& given, Verify verify, Work work) {
   c.train.micro_batch = std::min(c.train.micro_batch, c.train.batch);
   c.model.config.max_positions = std::max(c.model.config.max_positions, c.data.seq_len);
   if (c.model.config.norm.seq_len == 0) c.model.config.norm.seq_len = c.data.seq_len;
+  settle_lora(c);
   return c;
 }
 

@@ -13,6 +13,7 @@
 #include "model/activations.h"
 #include "model/checkpoint_files.h"
 #include "model/config_keys.h"
+#include "model/lora.h"
 #include "train/schedule.h"
 
 namespace bhyt::train {
@@ -78,6 +79,13 @@ struct EvalSection {
   std::int64_t every = 0, shots = 0, seed = 1234, limit = 0;
 };
 
+// Adapters that are trained in the place of the weights (model/lora.h).
+struct LoraSection {
+  LoraConfig config;  // its alpha is settled: 2·rank where the key says auto
+  std::string init;   // a PEFT folder to go on from; "" = drawn from the seed
+  bool merge = false;
+};
+
 enum class Resume : std::uint8_t { never, auto_, must, restart };
 // Whether a run that is there already is gone on with.
 constexpr bool goes_on(Resume r) { return r == Resume::auto_ || r == Resume::must; }
@@ -96,6 +104,7 @@ struct RunConfig {
   ModelSection model;  // its config holds the norm section too
   DataSection data;
   TrainSection train;
+  LoraSection lora;
   EvalSection eval;
   RunSection run;
   Device device;  // what run.device came to, once the run is open

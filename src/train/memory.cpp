@@ -16,7 +16,7 @@ constexpr double kWaiting = 4;  // training batches on the host: in the making, 
 
 double activation_bytes(const RunConfig& c, std::int64_t rows) {
   const TrainPass::Shape shape{.batch = rows, .seq = c.data.seq_len, .recompute = c.train.recompute};
-  return static_cast<double>(TrainPass::planned_bytes(c.model.config, *c.run.dtype, c.device, shape));
+  return static_cast<double>(TrainPass::planned_bytes(c.model.config, *c.run.dtype, c.device, shape, c.lora.config));
 }
 
 double tokens_in(const RunConfig& c, std::int64_t rows) { return static_cast<double>(rows) * static_cast<double>(c.data.seq_len); }
@@ -56,7 +56,7 @@ void settle_micro_batch(RunConfig& c, const MemoryPlan& least, const FreeMemory&
 }  // namespace
 
 MemoryPlan plan_memory(const RunConfig& c, std::int64_t micro_batch) {
-  const Parameters::Sizes sizes = Parameters::planned(c.model.config, *c.run.dtype);
+  const Parameters::Sizes sizes = Parameters::planned(c.model.config, *c.run.dtype, c.lora.config);
   const double batch = Uploader::planned_bytes({.batch = c.train.batch, .seq = c.data.seq_len, .documents = tells_documents(c.data)}) / 2;
   const double sides = c.data.valid.empty() ? 1 : 2;
   MemoryPlan plan;

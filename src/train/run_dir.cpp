@@ -28,7 +28,7 @@ fs::path first_missing(const fs::path& path) {
 
 // What a run writes, but for what the next one may use again (tuning.json, packed data).
 bool is_history(const std::string& name) {
-  constexpr const char* kNames[] = {"resolved.yaml", "run.json", "metrics.jsonl", "log.txt", "report.html", "merged", kBest};
+  constexpr const char* kNames[] = {"resolved.yaml", "run.json", "metrics.jsonl", "log.txt", "report.html", kMerged, kBest};
   return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames) || name.starts_with("checkpoint-") ||
          name.starts_with("events.out.tfevents.");
 }
@@ -82,6 +82,22 @@ fs::path RunDir::set_aside() {
   for (const fs::path& entry : entries) fs::rename(entry, aside / entry.filename());
   sync_to_disk(path_);
   return aside;
+}
+
+void RunDir::write_folder(const fs::path& target, const std::function<void(const fs::path&)>& fill) {
+  const fs::path beside = path_ / fmt::format("{}{}", kTemporary, target.filename().string());
+  try {
+    fs::remove_all(beside);
+    fs::create_directory(beside);
+    fill(beside);
+    write_manifest(beside);
+    fs::rename(beside, target);
+    sync_to_disk(path_);
+  } catch (const std::exception& e) {
+    std::error_code ignored;
+    fs::remove_all(beside, ignored);
+    throw Error(fmt::format("could not write {}: {}", target.string(), e.what()));
+  }
 }
 
 void RunDir::link_best(std::int64_t step) {

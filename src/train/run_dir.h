@@ -10,7 +10,8 @@
 
 namespace bhyt::train {
 
-constexpr const char* kBest = "best";  // a link to the checkpoint with the lowest validation loss
+constexpr const char* kMerged = "merged";  // adapters and the weights below them, as one checkpoint
+constexpr const char* kBest = "best";      // a link to the checkpoint with the lowest validation loss
 
 class RunDir {
  public:
@@ -30,6 +31,7 @@ class RunDir {
   // Calls fill on an empty folder beside, lists sizes and checksums in its manifest.json, syncs everything and renames.
   // When anything fails, nothing is left and what was there before is untouched.
   void write_checkpoint(std::int64_t step, const std::function<void(const fs::path&)>& fill);
+  void write_folder(const fs::path& target, const std::function<void(const fs::path&)>& fill);  // the same for another folder in it
   void remove_checkpoint(std::int64_t step);
   void link_best(std::int64_t step);  // `best` stands for that checkpoint; nothing for step 0, or where it is not there
 

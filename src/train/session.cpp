@@ -7,6 +7,7 @@
 #include "data/token_file.h"
 #include "io/format.h"
 #include "machine/machine.h"
+#include "model/adapter.h"
 #include "model/checkpoint.h"
 #include "ops/norm/config.h"
 #include "train/chat_data.h"
@@ -89,7 +90,7 @@ void inherit_auto(RunConfig& config, const RunDir& dir) {
 // Everything that takes memory. The weights come after it, so that a person first reads what is being made.
 void open_model(Session& s) {
   Context& ctx = *s.ctx;
-  s.model = std::make_unique<Model>(ctx, s.config.model.config, *s.config.run.dtype);
+  s.model = std::make_unique<Model>(ctx, s.config.model.config, *s.config.run.dtype, Frozen{}, s.config.lora.config);
   s.gradients = std::make_unique<Gradients>(ctx, s.model->parameters());
   s.optimizer = make_optimizer(s.config.train, s.model->parameters());
   const TrainSection& t = s.config.train;
@@ -136,10 +137,15 @@ void introduce(const Session& s) {
 
 void make_weights(Session& s) {
   const ValueSink masters = s.optimizer->masters().sink();
+  const LoraSection& lora = s.config.lora;
   if (s.config.model.init.empty())
     s.model->parameters().initialize(s.config.run.seed, masters);
   else
     load_weights(s.config.model.init, s.model->parameters(), masters, grows(s.config) ? std::optional(s.config.run.seed) : std::nullopt);
+  if (!lora.init.empty())
+    load_adapter(Adapter(named_adapter(lora.init, Verify::yes)), *s.model, masters);
+  else if (lora.config.rank > 0)
+    s.model->parameters().initialize_adapters(s.config.run.seed, masters);
   s.model->refresh_constants();
 }
 
@@ -281,7 +287,7 @@ std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
   if (!found) {
     make_weights(s);
   } else {
-    s.progress = load_checkpoint(*found, *s.model, *s.optimizer);
+    s.progress = load_checkpoint(*found, s.config, *s.model, *s.optimizer);
     if (s.progress.tokens == 0 && !s.data.chat)
       s.progress.tokens = s.progress.step * s.config.train.batch * s.config.data.seq_len;  // of an older program
     if (changed) s.model->refresh_constants();  // those of the checkpoint may be another method's

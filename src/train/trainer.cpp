@@ -9,7 +9,9 @@
 #include "core/log.h"
 #include "core/signals.h"
 #include "io/format.h"
+#include "io/hash.h"
 #include "machine/machine.h"
+#include "model/adapter.h"
 #include "train/console.h"
 #include "train/layer_stats.h"
 #include "train/memory.h"
@@ -62,12 +64,14 @@ struct Trainer::Impl {
     zero(*s().ctx, result.loss());
     for (std::int64_t i = 0; i < pieces; ++i) {
       if (i > 0 && stop.received()) return false;
-      s().pass->run(u.piece(i), {.gradients = *s().gradients,
-                                 .loss = result.loss(),
-                                 .scale_by = u.scale(),
-                                 .tokens_in_step = static_cast<double>(u.tokens()),
-                                 .with_aux = (step - 1) % norms.aux_every == 0,
-                                 .accumulate = i > 0});
+      s().pass->run(u.piece(i),
+                    {.gradients = *s().gradients,
+                     .loss = result.loss(),
+                     .scale_by = u.scale(),
+                     .tokens_in_step = static_cast<double>(u.tokens()),
+                     .with_aux = (step - 1) % norms.aux_every == 0,
+                     .accumulate = i > 0,
+                     .dropout_seed = mix64(mix64(s().config.run.seed + static_cast<std::uint64_t>(step)) + static_cast<std::uint64_t>(i))});
       if ((i + 1) % total.ahead(pieces) != 0 || i + 1 == pieces) continue;
       s().ctx->synchronize();
       progress.show(i + 1, pieces);
@@ -322,6 +326,21 @@ struct Trainer::Impl {
       log::info("stopped by {} after step {}{}; resume=auto goes on from here", name, p.step, note);
   }
 
+  // The adapted model as a whole checkpoint: of the adapter that train.select chooses.
+  void merge() {
+    const RunConfig& c = s().config;
+    const fs::path to = s().dir->path() / kMerged;
+    if (!c.lora.merge || fs::exists(to)) return;
+    const Progress& p = s().progress;
+    if (train().select == Select::best && p.best_step > 0 && p.best_step != p.step)
+      load_adapter(Adapter(s().dir->checkpoint(p.best_step)), *s().model, s().optimizer->masters().sink());
+    s().dir->write_folder(to, [&](const fs::path& folder) {
+      save_merged(folder, *s().model, [&](const Parameter& q) { return s().optimizer->masters().read(q); });
+      if (s().data.tokenizer) s().data.tokenizer->save(folder);
+    });
+    log::info("merged  {}", to.string());
+  }
+
   // The loss of the model that is started from. False where a signal came.
   bool validate_start(const StopSignals& stop) {
     reading([&] { validation_loss(stop); });
@@ -378,6 +397,7 @@ Outcome Trainer::run() {
   t.outcome.step = p.step;
   t.outcome.tok_s = t.tok_s(t.total);
   if (t.saved > 0) t.outcome.checkpoint = t.s().dir->checkpoint(t.saved).string();
+  if (t.finished() && !t.outcome.signal) t.merge();
   if (p.best_step > 0) t.outcome.best = {p.best_step, p.best_metric};
   if (t.finished() && t.total.steps > 0 && !t.outcome.signal) {
     log::info("done    {} steps  loss {:.4f}{}  {} tok/s", p.step, t.outcome.loss,

@@ -379,7 +379,7 @@ TEST_F(GenerateText, WeightsInInt8AndGainsApart) {
     EXPECT_GT(apart, 0) << more[0] << " does something";
     EXPECT_LT(apart, more[0] == "--no-fold" ? 1e-3 : 0.1) << more[0];
   }
-  expect_usage_error({"--prompt", "a", "--weights", "fp4"}, "--weights takes int8, got fp4");
+  expect_usage_error({"--prompt", "a", "--weights", "fp4"}, "--weights takes int8 or fp8, got fp4");
 }
 
 TEST_F(GenerateText, LivesWithTheMemoryItIsGiven) {

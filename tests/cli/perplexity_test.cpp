@@ -137,7 +137,7 @@ TEST_F(PerplexityCommand, BadUsageSaysWhatIsMeant) {
   expect_error(2, {"--window", "33", texts}, "--window 33 is more than the 32 tokens that the model reads at most; --max-length N lets it");
   expect_error(2, {"--window", "17", "--max-length", "16", texts}, "--window 17 is more than the 16 tokens that --max-length allows");
   expect_error(2, {"--limit", "0", texts}, "--limit: expected a whole number from 1, got 0");
-  expect_error(2, {"--weights", "int4", texts}, "--weights takes int8, got int4");
+  expect_error(2, {"--weights", "int4", texts}, "--weights takes int8 or fp8, got int4");
   expect_error(2, {texts, "devise=cpu"}, "unknown key devise; expected device, dtype or threads");
   expect_error(2, {"--dtype=bf16", texts}, "keys have no dashes: dtype=bf16");
 }

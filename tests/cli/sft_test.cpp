@@ -118,8 +118,8 @@ TEST_F(SftDryRun, MistakesAreNamed) {
   refused(dry(write("empty.jsonl", "")), 2, "holds no records");
   refused(dry(write("none.jsonl", "{}\n")), 2, "all of its 1 records are dropped");
   refused(dry(file, {"data.seq_len=1"}), 2, "none of the 2 tokens of its 2 examples is scored");
-  refused(bhyt({"sft", "--dry-run", "data.tokenizer=bytes"}), 2, "data.train names no file");
-  refused(bhyt({"sft", "--dry-run", "data.train=" + file}), 2, "expected data.tokenizer");
+  refused(bhyt({"sft", "--dry-run", "data.tokenizer=bytes"}), 2, "data.train must name");
+  refused(bhyt({"sft", "--dry-run", "data.train=" + file}), 2, "data.tokenizer must be");
   refused(bhyt({"sft", "data.train=" + file, "--dump", path("x")}), 2, "--dump goes with --dry-run");
   refused(dry(write("bad.jsonl", std::string(kThree) + "{\"a\"\n"), {"--dump", path("out.jsonl")}), 1,
           "bad.jsonl, record 3, line 4: bad JSON");

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "core/error.h"
 #include "core/rng.h"
 #include "tests/devices.h"
 #include "tests/model/decoding.h"
@@ -87,6 +88,79 @@ TEST(FewRows, ARowIsItsOwn) {
     const auto alone = together(1);
     for (const std::size_t n : {2, 3, 8}) EXPECT_EQ(together(n), alone) << n << " rows";
   }
+}
+
+// An fp32 model with the same weights; of a repacked one those that it computes many rows with, gains apart.
+std::unique_ptr<Model> exact_copy(Context& ctx, const Model& of) {
+  auto m = make_model(ctx, of.config());
+  for (const Parameter& p : of.parameters().list())
+    m->parameters().write_value(m->parameters().at(p.name), of.parameters().read_value(p).data());
+  m->refresh_constants();
+  return m;
+}
+
+// The CPU multiplies by the same int8 weights, exactly.
+TEST(FewRows, Int8IsWhatTheCpuMultipliesBy) {
+  BHYT_SKIP_WITHOUT_GPU();
+  Context &gpu = test::context_on(Device::cuda(0)), &cpu = test::context_on(Device::cpu());
+  for (const Method& method : methods())
+    for (const bool fold : {true, false}) {
+      const auto m = make_model(gpu, wide_config(std::string(method.name), 64), DType::bf16);
+      const auto exact = exact_copy(cpu, *m);
+      m->repack({.fold = fold, .weights = DType::i8});
+      exact->repack({.fold = fold, .weights = DType::i8});
+      ASSERT_TRUE(FewRowsPass::takes(*m));
+      for (const std::size_t n : fold ? std::vector<std::size_t>{1, 8} : std::vector<std::size_t>{3}) {
+        SCOPED_TRACE(fmt::format("{}, {} rows{}", method.name, n, fold ? ", folded" : ""));
+        const auto few = steps(gpu, *m, n, false), plain = steps(gpu, *m, n, true), right = steps(cpu, *exact, n, true);
+        EXPECT_LT(distance(plain, right), 0.1);
+        EXPECT_LT(distance(few, right), 1.5 * distance(plain, right));
+      }
+    }
+}
+
+// Many rows are multiplied by what the bytes stand for, in bf16.
+TEST(FewRows, Fp8IsWhatManyRowsAreMultipliedBy) {
+  BHYT_SKIP_WITHOUT_GPU();
+  Context& gpu = test::context_on(Device::cuda(0));
+  for (const Method& method : methods()) {
+    const auto m = make_model(gpu, wide_config(std::string(method.name), 64), DType::bf16);
+    const auto before = exact_copy(gpu, *m);
+    m->repack({.fold = false, .weights = DType::f8});
+    ASSERT_TRUE(FewRowsPass::takes(*m));
+    const auto exact = exact_copy(gpu, *m);
+    for (const std::size_t n : {1, 3, 8}) {
+      SCOPED_TRACE(fmt::format("{}, {} rows", method.name, n));
+      const auto few = steps(gpu, *m, n, false), plain = steps(gpu, *m, n, true), right = steps(gpu, *exact, n, true);
+      EXPECT_LT(distance(few, right), 2 * distance(plain, right));
+      EXPECT_GT(distance(right, steps(gpu, *before, n, true)), distance(plain, right)) << "weights were rounded";
+    }
+  }
+}
+
+// A tied head is rounded, the embedding stays.
+TEST(FewRows, ARoundedHeadIsNotTheEmbedding) {
+  BHYT_SKIP_WITHOUT_GPU();
+  Context& gpu = test::context_on(Device::cuda(0));
+  ModelConfig config = wide_config("rmsnorm", 64);
+  config.tied = true;
+  const auto m = make_model(gpu, config, DType::bf16);
+  const Parameter& p = m->parameters().at("model.embed_tokens.weight");
+  const auto before = m->parameters().read_value(p);
+  m->repack({.weights = DType::f8});
+  EXPECT_EQ(m->parameters().read_value(p), before);
+  EXPECT_NE(m->weights().head.data, m->weights().embedding.data);
+  const auto few = steps(gpu, *m, 2, false), plain = steps(gpu, *m, 2, true);
+  EXPECT_LT(distance(few, plain), 0.05);
+}
+
+TEST(FewRows, BytesAreRefusedWhereThereIsNoUseForThem) {
+  const auto cpu = make_model(test::context_on(Device::cpu()), small_config("rmsnorm", 2));
+  EXPECT_THROW(cpu->repack({.weights = DType::f8}), UsageError);
+  EXPECT_FALSE(cpu->repacked());
+  BHYT_SKIP_WITHOUT_GPU();
+  const auto gpu = make_model(test::context_on(Device::cuda(0)), small_config("rmsnorm", 2));
+  EXPECT_TRUE(test::has(test::message_of([&] { gpu->repack({.weights = DType::i8}); }), "dtype=bf16"));
 }
 
 }  // namespace

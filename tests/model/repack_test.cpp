@@ -94,7 +94,7 @@ TEST(Repack, IsAskedForWhenAModelIsLoaded) {
   const test::TempDir dir;
   save_model(dir.path(), *m);
   EXPECT_FALSE(load_model(ctx, dir.path(), DType::f32)->repacked());
-  const auto loaded = load_model(ctx, dir.path(), DType::f32, Model::Repack{.int8 = true});
+  const auto loaded = load_model(ctx, dir.path(), DType::f32, Model::Repack{.weights = DType::i8});
   EXPECT_EQ(loaded->weights().layers[0].qkv.dtype, DType::i8);
   EXPECT_FALSE(loaded->blocks()[0].site1().gamma);
 }
@@ -152,7 +152,7 @@ TEST(Repack, Int8ChangesThePerplexityOfATrainedModelLittle) {
     const auto m = trained(ctx, method);
     const double before = mean_loss(ctx, *m);
     EXPECT_LT(before, 1.0);
-    m->repack({.int8 = true});
+    m->repack({.weights = DType::i8});
     EXPECT_LT(std::fabs(mean_loss(ctx, *m) - before), 0.01) << before;
   }
 }
@@ -160,7 +160,7 @@ TEST(Repack, Int8ChangesThePerplexityOfATrainedModelLittle) {
 TEST(Repack, Int8RowsDoNotKnowOfEachOther) {
   Context& ctx = test::context_on(Device::cpu());
   for (const DType type : {DType::f32, DType::bf16}) {
-    const auto m = repacked(ctx, small_config("bhyt", 2), type, {.int8 = true});
+    const auto m = repacked(ctx, small_config("bhyt", 2), type, {.weights = DType::i8});
     const Ids a = some_ids(1), b = some_ids(2);
     test::Sequences sequences(ctx, *m, 2, kIds, 2 * kIds);
     const auto logits = [&](std::vector<std::pair<std::size_t, std::span<const std::int32_t>>> call) {

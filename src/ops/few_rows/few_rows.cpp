@@ -7,16 +7,20 @@ namespace bhyt {
 
 namespace {
 
-constexpr std::int64_t kSlice = 256, kTile = 16;  // widths are multiples of it; rows of w that a block multiplies at a time
+constexpr std::int64_t kTile = 16;  // rows of w that a block multiplies at a time
+
+// What widths are multiples of: 64 bytes of a row of w for each of eight warps.
+std::int64_t slice_of(DType weights) { return 512 / static_cast<std::int64_t>(size_of(weights)); }
 
 void check_product(const char* op, const FewRows& in, const Tensor& w, const Tensor& out, std::int64_t columns) {
   const Tensor& x = in.x;
-  check(x.device.is_cuda() && x.dtype == DType::bf16 && x.rows() >= 1 && x.rows() <= kFewRows && x.cols() % kSlice == 0,
-        "[{}] expected 1 to {} rows of bf16 on a GPU, their width a multiple of {}, got {} {} on {}", op, kFewRows, kSlice,
+  check(w.dtype == DType::bf16 || w.dtype == DType::i8 || w.dtype == DType::f8, "[{}] expected w bf16, int8 or fp8, got {}", op,
+        name_of(w.dtype));
+  check(x.device.is_cuda() && x.dtype == DType::bf16 && x.rows() >= 1 && x.rows() <= kFewRows && x.cols() % slice_of(w.dtype) == 0,
+        "[{}] expected 1 to {} rows of bf16 on a GPU, their width a multiple of {}, got {} {} on {}", op, kFewRows, slice_of(w.dtype),
         name_of(x.dtype), shape_string(x), name_of(x.device));
-  check(w.dtype == DType::bf16 && w.device == x.device && w.cols() == x.cols() && w.rows() >= kTile,
-        "[{}] expected w bf16 [{} or more, {}] on {}, got {} {} on {}", op, kTile, x.cols(), name_of(x.device), name_of(w.dtype),
-        shape_string(w), name_of(w.device));
+  check(w.device == x.device && w.cols() == x.cols() && w.rows() >= kTile, "[{}] expected w [{} or more, {}] on {}, got {} on {}", op,
+        kTile, x.cols(), name_of(x.device), shape_string(w), name_of(w.device));
   check(out.rows() == x.rows() && out.cols() == columns && out.device == x.device, "[{}] expected a result [{}, {}], got {}", op, x.rows(),
         columns, shape_string(out));
   check(!in.add ||
@@ -28,10 +32,11 @@ void check_product(const char* op, const FewRows& in, const Tensor& w, const Ten
 
 }  // namespace
 
-bool few_rows_take(Context& ctx, std::int64_t width, std::int64_t mlp, const AttentionShape& s) {
+bool few_rows_take(Context& ctx, DType weights, std::int64_t width, std::int64_t mlp, const AttentionShape& s) {
   if (!ctx.device().is_cuda() || !cuda::few_rows_fit(ctx)) return false;
   constexpr std::int64_t kWidest = 4096;  // of what a block keeps in shared memory, eight rows of it beside the weights on their way
-  return width % kSlice == 0 && width <= kWidest && mlp % kSlice == 0 && s.heads * s.head_dim % kSlice == 0 && s.head_dim % kTile == 0;
+  const std::int64_t slice = slice_of(weights);
+  return width % slice == 0 && width <= kWidest && mlp % slice == 0 && s.heads * s.head_dim % slice == 0 && s.head_dim % kTile == 0;
 }
 
 void few_rows_qkv(Context& ctx, const FewRows& in, const Tensor& w, const FewHeads& out) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/few_rows/few_rows.cuh"
+#include "ops/gemm/bytes.h"
 
 namespace bhyt::cuda {
 
@@ -13,6 +14,8 @@ namespace {
 struct Lane {
   int row = static_cast<int>(threadIdx.x) % 32 / 4, at = static_cast<int>(threadIdx.x) % 4 * 2;
 };
+
+// What becomes of a tile's sums. ask() begins to load what store() needs beside them, before they are known.
 
 // q, k and v: the two halves of a head's rotation are the lower and the upper rows of a tile.
 struct QkvOut {
@@ -27,28 +30,44 @@ struct QkvOut {
     const std::int64_t low = static_cast<std::int64_t>(tile / per_head) * d + tile % per_head * 8;
     return {low, low + d / 2};
   }
-  __device__ void store(int tile, const float (&c)[4], int n) const {
+  struct Asked {
+    float cosine[2], sine[2];
+    std::int64_t at[2];  // rows of the pages
+  };
+  __device__ Asked ask(int tile, int n) const {
     const Lane lane;
     const int per_head = d / kTile, head = tile / per_head, j = tile % per_head * 8 + lane.row;
     constexpr int kPage = static_cast<int>(kPageTokens);
+    Asked a{};
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int i = lane.at + e;
+      if (i >= n) break;
+      const int position = positions[i];
+      const float* const turns = rope + static_cast<std::int64_t>(position) * d + j;
+      if (head < heads + kv_heads) a.cosine[e] = turns[0], a.sine[e] = turns[d / 2];
+      if (head >= heads)
+        a.at[e] = static_cast<std::int64_t>(table[static_cast<std::int64_t>(sequences[i]) * table_width + position / kPage]) * kPage +
+                  position % kPage;
+    }
+    return a;
+  }
+  __device__ void store(int tile, const float (&c)[4], int n, const Asked& a) const {
+    const Lane lane;
+    const int per_head = d / kTile, head = tile / per_head, j = tile % per_head * 8 + lane.row;
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int i = lane.at + e;
       if (i >= n) return;
-      const int position = positions[i];
       float low = c[e], high = c[2 + e];
       if (head < heads + kv_heads) {
-        const float cosine = rope[static_cast<std::int64_t>(position) * d + j],
-                    sine = rope[static_cast<std::int64_t>(position) * d + d / 2 + j];
-        const float turned = low * cosine - high * sine;
-        high = high * cosine + low * sine;
+        const float turned = low * a.cosine[e] - high * a.sine[e];
+        high = high * a.cosine[e] + low * a.sine[e];
         low = turned;
       }
-      bf16* to = q + i * ldq + static_cast<std::int64_t>(head) * d + j;
-      if (head >= heads) {
-        const std::int64_t page = table[static_cast<std::int64_t>(sequences[i]) * table_width + position / kPage];
-        to = pages + (page * kPage + position % kPage) * ld_pages + static_cast<std::int64_t>(head - heads) * d + j;
-      }
+      bf16* to = head < heads ? q + i * ldq + static_cast<std::int64_t>(head) * d
+                              : pages + a.at[e] * ld_pages + static_cast<std::int64_t>(head - heads) * d;
+      to += j;
       store1(to, low);
       store1(to + d / 2, high);
     }
@@ -64,22 +83,45 @@ struct LinearOut {
   __device__ TileRows rows(int tile) const {
     return {static_cast<std::int64_t>(tile) * kTile, static_cast<std::int64_t>(tile) * kTile + 8};
   }
-  __device__ void store(int tile, const float (&c)[4], int n) const {
+  struct Asked {
+    float residual[4], gamma[2], beta[2], shift;
+    RowScale scale[2];
+  };
+  __device__ Asked ask(int tile, int n) const {
+    const Lane lane;
+    Asked a{};
+    const int column = tile * kTile + lane.row;
+    const NormParams& p = site.p;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      a.gamma[half] = z && p.gamma ? p.gamma[column + 8 * half] : 1.f;
+      a.beta[half] = z && p.beta ? p.beta[column + 8 * half] : 0.f;
+    }
+    if (z) a.shift = value_or(p.shift, 0.f);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int i = lane.at + e;
+      if (i >= n) break;
+      if (residual)
+        for (int half = 0; half < 2; ++half) a.residual[2 * half + e] = load1(residual + i * ld_residual + column + 8 * half);
+      if (z) a.scale[e] = row_scale(p, kept_stats(p, i));
+    }
+    return a;
+  }
+  __device__ void store(int tile, const float (&c)[4], int n, const Asked& a) const {
     const Lane lane;
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int i = lane.at + e;
       if (i >= n) return;
-      RowScale scale{};
-      if (z) scale = row_scale(site.p, kept_stats(site.p, i));
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int column = tile * kTile + 8 * half + lane.row;
-        float v = c[2 * half + e];
-        if (residual) v += load1(residual + i * ld_residual + column);
-        v = rounded<bf16>(v);
+        const float v = rounded<bf16>(c[2 * half + e] + a.residual[2 * half + e]);
         store1(y + i * ldy + column, v);
-        if (z) store1(z + i * ldz + column, normed(site, v, scale, 0.f, column));
+        if (!z) continue;
+        const float f = mapped(site.map, fmaf(a.scale[e].a, v - a.scale[e].mean, a.shift));
+        store1(z + i * ldz + column, site.p.out_factor * fmaf(a.gamma[half], f, a.beta[half]));
       }
     }
   }
@@ -91,7 +133,9 @@ struct SwigluOut {
   std::int64_t ld, width;
 
   __device__ TileRows rows(int tile) const { return {static_cast<std::int64_t>(tile) * 8, width + static_cast<std::int64_t>(tile) * 8}; }
-  __device__ void store(int tile, const float (&c)[4], int n) const {
+  struct Asked {};
+  __device__ Asked ask(int, int) const { return {}; }
+  __device__ void store(int tile, const float (&c)[4], int n, Asked) const {
     const Lane lane;
 #pragma unroll
     for (int e = 0; e < 2; ++e)
@@ -109,7 +153,9 @@ struct LogitsOut {
     const std::int64_t low = min(static_cast<std::int64_t>(tile) * kTile, vocab - kTile);
     return {low, low + 8};
   }
-  __device__ void store(int tile, const float (&c)[4], int n) const {
+  struct Asked {};
+  __device__ Asked ask(int, int) const { return {}; }
+  __device__ void store(int tile, const float (&c)[4], int n, Asked) const {
     const Lane lane;
 #pragma unroll
     for (int e = 0; e < 4; ++e)
@@ -118,31 +164,31 @@ struct LogitsOut {
 };
 
 // Where a lane's next weights lie: tile after tile of its block, step after step of its warp's eighth of the columns.
-template <bool Raw, class Out>
+template <class W, bool Raw, class Out>
 struct Source {
-  const bf16* w;
+  const W* w;
   std::int64_t ld;
   int tile, tiles, step = 0, steps;
   const Out& out;
-  const bf16 *low, *high;
+  const W *low, *high;
 
-  __device__ __forceinline__ Source(const bf16* matrix, std::int64_t between, int count, int in_tile, const Out& to)
+  __device__ __forceinline__ Source(const W* matrix, std::int64_t between, int count, int in_tile, const Out& to)
       : w(matrix), ld(between), tile(blockIdx.x), tiles(count), steps(in_tile), out(to) {
     point();
   }
   __device__ __forceinline__ void point() {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const TileRows rows = out.rows(tile);
-    const std::int64_t column = static_cast<std::int64_t>(warp) * steps * kStep + lane % 4 * 8;
+    const std::int64_t column = static_cast<std::int64_t>(warp) * steps * Layout<W>::kStep + lane % 4 * Layout<W>::kLane;
     low = w + (rows.low + lane / 4) * ld + column;
     high = w + (rows.high + lane / 4) * ld + column;
   }
-  __device__ __forceinline__ void fetch(const Ring<Raw>& ring, int stage) {
+  __device__ __forceinline__ void fetch(const Ring<W, Raw>& ring, int stage) {
     if (tile >= tiles) return;
     fetch16_of_256(ring.chunk(stage, 0), low);
     fetch16_of_256(ring.chunk(stage, 1), high);
-    low += kStep;
-    high += kStep;
+    low += Layout<W>::kStep;
+    high += Layout<W>::kStep;
     if (++step < steps) return;
     step = 0;
     tile += gridDim.x;
@@ -152,37 +198,75 @@ struct Source {
 };
 
 // A lane's columns of x: those that come as they are pass through the ring, others lie in shared memory.
-template <bool Raw>
+template <class W, bool Raw>
 struct Columns {
+  static constexpr int kChunks = Layout<W>::kXChunks;
   const bf16* own;
   bool live;
   int steps, step = 0;
 
-  __device__ __forceinline__ void fetch(const Ring<Raw>& ring, int stage) {
+  __device__ __forceinline__ void fetch(const Ring<W, Raw>& ring, int stage) {
     if constexpr (Raw) {
-      if (live) fetch16(ring.chunk(stage, 2), own + step * kStep);
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i)
+        if (live) fetch16(ring.x_chunk(stage, i), own + step * Layout<W>::kStep + 8 * i);
       if (++step == steps) step = 0;
     }
   }
-  __device__ __forceinline__ uint4 read(const Ring<Raw>& ring, int stage, int s) const {
-    if (!live) return make_uint4(0, 0, 0, 0);
-    if constexpr (Raw) return read16(ring.chunk(stage, 2));
-    return *reinterpret_cast<const uint4*>(own + s * kStep);
+  __device__ __forceinline__ void read(const Ring<W, Raw>& ring, int stage, int s, uint4 (&b)[kChunks]) const {
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      if (!live)
+        b[i] = make_uint4(0, 0, 0, 0);
+      else if constexpr (Raw)
+        b[i] = read16(ring.x_chunk(stage, i));
+      else
+        b[i] = *reinterpret_cast<const uint4*>(own + s * Layout<W>::kStep + 8 * i);
+    }
   }
+};
+
+// What the sums of a tile meet, asked for long before: the scales of a lane's two rows of w, where it has any, and what Out needs.
+template <class W, class Out>
+struct Asked {
+  float low = 1, high = 1;
+  typename Out::Asked more = {};
+
+  __device__ __forceinline__ Asked() = default;
+  __device__ __forceinline__ Asked(const float* scales, const Out& out, int tile, int n) : more(out.ask(tile, n)) {
+    if constexpr (Layout<W>::kBytes) {
+      const TileRows rows = out.rows(tile);
+      low = scales[rows.low + Lane().row];
+      high = scales[rows.high + Lane().row];
+    }
+  }
+  __device__ __forceinline__ void scale(float (&c)[4]) const {
+    if constexpr (Layout<W>::kBytes) c[0] *= low, c[1] *= low, c[2] *= high, c[3] *= high;
+  }
+};
+
+// The weights of a product.
+template <class W>
+struct WeightMatrix {
+  const W* data;
+  const float* scales;  // of rows of bytes
+  std::int64_t ld;
+  int tiles, round;
 };
 
 // Tiles of w belong to blocks in turns, `round` of them before their sums over the warps are made; a warp multiplies its eighth of the
 // columns. Steps are asked for in batches, so that memory gives long pieces of few rows at a time.
-template <bool Raw, int Batch, class Out>
-__global__ void __launch_bounds__(kThreads, 2)
-    product_kernel(const In in, const bf16* w, std::int64_t ldw, int tiles, int round, const Out out) {
+template <class W, bool Raw, int Batch, class Out>
+__global__ void __launch_bounds__(kThreads, 2) product_kernel(const In in, const WeightMatrix<W> w, const Out out) {
+  constexpr int kStep = Layout<W>::kStep, kStages = Layout<W>::kStages;
   extern __shared__ __align__(16) char memory[];
   __shared__ float places[kWarps], scales[kRows];
-  bf16* const x = reinterpret_cast<bf16*>(memory + Ring<Raw>::kBytes);
-  const int ldx = in.columns + kPad, lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = gridDim.x, steps = in.columns / kSlice;
+  bf16* const x = reinterpret_cast<bf16*>(memory + Ring<W, Raw>::bytes(in.rows));
+  const int ldx = in.columns + Layout<W>::kPad, lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = gridDim.x,
+            steps = in.columns / Layout<W>::kSlice;
   auto* const partial = reinterpret_cast<float4*>(x + (Raw ? 0 : static_cast<std::size_t>(in.rows) * ldx));
-  const Ring<Raw> ring(memory);
-  Source<Raw, Out> source(w, ldw, tiles, steps, out);
+  const Ring<W, Raw> ring(memory, in.rows);
+  Source<W, Raw, Out> source(w.data, w.ld, w.tiles, steps, out);
   let_next_begin();
 #pragma unroll
   for (int i = 0; i < kStages; ++i) {
@@ -190,8 +274,13 @@ __global__ void __launch_bounds__(kThreads, 2)
     if (i % Batch == Batch - 1) close_group();
   }
   wait_for_previous();
-  const std::int64_t at = static_cast<std::int64_t>(warp) * steps * kStep + lane % 4 * 8;
-  Columns<Raw> columns{(Raw ? in.x + lane / 4 * in.ld : x + lane / 4 * ldx) + at, lane / 4 < in.rows, steps};
+  const std::int64_t at = static_cast<std::int64_t>(warp) * steps * kStep + lane % 4 * Layout<W>::kLane;
+  Columns<W, Raw> columns{(Raw ? in.x + lane / 4 * in.ld : x + lane / 4 * ldx) + at, lane / 4 < in.rows, steps};
+  // The warps below `round` make the sums of one tile each.
+  const auto ask = [&](int tile) {
+    return warp < w.round && tile < w.tiles ? Asked<W, Out>(w.scales, out, tile, in.rows) : Asked<W, Out>();
+  };
+  Asked<W, Out> asked = ask(blockIdx.x + warp * stride);
   if constexpr (Raw) {
 #pragma unroll
     for (int i = 0; i < kStages; ++i) {
@@ -199,21 +288,21 @@ __global__ void __launch_bounds__(kThreads, 2)
       if (i % Batch == Batch - 1) close_group();
     }
   } else {
-    take_rows(in, x, scales, places);
+    take_rows(in, x, ldx, scales, places);
   }
 
   int stage = 0;
-  for (int first = blockIdx.x; first < tiles; first += round * stride) {
-    for (int r = 0; r < round && first + r * stride < tiles; ++r) {
+  for (int first = blockIdx.x; first < w.tiles; first += w.round * stride) {
+    for (int r = 0; r < w.round && first + r * stride < w.tiles; ++r) {
       float c[4] = {};
       for (int s = 0; s < steps; s += Batch, stage = stage + Batch == kStages ? 0 : stage + Batch) {
         wait_for_groups<kStages / Batch - 1>();
 #pragma unroll
         for (int i = 0; i < Batch; ++i) {
           const uint4 low = read16(ring.chunk(stage + i, 0)), high = read16(ring.chunk(stage + i, 1));
-          const uint4 b = columns.read(ring, stage + i, s + i);
-          multiply(c, low.x, high.x, low.y, high.y, b.x, b.y);
-          multiply(c, low.z, high.z, low.w, high.w, b.z, b.w);
+          uint4 b[Layout<W>::kXChunks];
+          columns.read(ring, stage + i, s + i, b);
+          multiply_step<W>(c, low, high, b);
         }
 #pragma unroll
         for (int i = 0; i < Batch; ++i) {
@@ -225,19 +314,21 @@ __global__ void __launch_bounds__(kThreads, 2)
       partial[(r * kWarps + warp) * 32 + lane] = make_float4(c[0], c[1], c[2], c[3]);
     }
     __syncthreads();
-    if (const int tile = first + warp * stride; warp < round && tile < tiles) {
+    if (const int own = first + warp * stride; warp < w.round && own < w.tiles) {
       float c[4] = {};
 #pragma unroll
       for (int i = 0; i < kWarps; ++i) {
         const float4 part = partial[(warp * kWarps + i) * 32 + lane];
         c[0] += part.x, c[1] += part.y, c[2] += part.z, c[3] += part.w;
       }
+      asked.scale(c);
       if (in.after) {
         const Lane place;
 #pragma unroll
         for (int e = 0; e < 4; ++e) c[e] *= place.at + e % 2 < in.rows ? scales[place.at + e % 2] : 0.f;
       }
-      out.store(tile, c, in.rows);
+      out.store(own, c, in.rows, asked.more);
+      asked = ask(own + w.round * stride);
     }
     __syncthreads();
   }
@@ -256,8 +347,11 @@ In in_of(const FewRows& r) {
   in.columns = static_cast<int>(r.x.cols());
   in.normed = r.site != nullptr;
   if (!r.site) return in;
-  in.site = {make_params(*r.site, r.x, r.stats, nullptr), r.site->map};
-  in.after = only_scales(*r.site);
+  const NormSite& site = *r.site;
+  if (!aligned16(site.gamma) || !aligned16(site.beta) || !aligned16(site.gate) || !aligned16(site.direction))
+    fail("[few_rows] expected what a norm learns on 16 bytes");
+  in.site = {make_params(site, r.x, r.stats, nullptr), site.map};
+  in.after = only_scales(site);
   if (!r.add) return in;
   in.add = r.add.as<bf16>();
   in.ld_add = r.add.ld;
@@ -266,23 +360,35 @@ In in_of(const FewRows& r) {
   return in;
 }
 
-template <bool Raw, class Out>
+template <class W, bool Raw, class Out>
 void launch(Context& ctx, const In& in, const Tensor& w, int tiles, const Out& out) {
+  using L = Layout<W>;
   const int blocks = std::min(tiles, multiprocessors(ctx)), round = std::min(kWarps, (tiles + blocks - 1) / blocks);
-  const std::size_t rows = Raw ? 0 : static_cast<std::size_t>(in.rows) * static_cast<std::size_t>(in.columns + kPad) * sizeof(bf16);
-  const std::size_t bytes = Ring<Raw>::kBytes + rows + static_cast<std::size_t>(round) * kWarps * 32 * sizeof(float4);
-  const auto kernel = in.columns % (4 * kSlice) == 0 ? product_kernel<Raw, 4, Out> : product_kernel<Raw, 1, Out>;
-  launch_early(ctx, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, bytes, in, w.as<bf16>(), w.ld, tiles, round, out);
+  const std::size_t rows = Raw ? 0 : static_cast<std::size_t>(in.rows) * static_cast<std::size_t>(in.columns + L::kPad) * sizeof(bf16);
+  const std::size_t bytes = Ring<W, Raw>::bytes(in.rows) + rows + static_cast<std::size_t>(round) * kWarps * 32 * sizeof(float4);
+  const auto kernel = in.columns % (4 * L::kSlice) == 0 ? product_kernel<W, Raw, 4, Out> : product_kernel<W, Raw, 1, Out>;
+  const WeightMatrix<W> matrix{w.as<W>(), L::kBytes ? byte_scales(w) : nullptr, w.ld, tiles, round};
+  launch_early(ctx, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, bytes, in, matrix, out);
+}
+
+template <class W, class Out>
+void product_of(Context& ctx, const FewRows& rows, const Tensor& w, int tiles, const Out& out) {
+  const In in = in_of(rows);
+  // Rows that a block needs once come with the weights; for several tiles it keeps them.
+  if (in.normed || (tiles > multiprocessors(ctx) && in.columns <= kKept))
+    launch<W, false>(ctx, in, w, tiles, out);
+  else
+    launch<W, true>(ctx, in, w, tiles, out);
 }
 
 template <class Out>
 void product(Context& ctx, const char* name, const FewRows& rows, const Tensor& w, int tiles, const Out& out) {
-  const In in = in_of(rows);
-  // Rows that a block needs once come with the weights; for several tiles it keeps them.
-  if (in.normed || (tiles > multiprocessors(ctx) && in.columns <= kKept))
-    launch<false>(ctx, in, w, tiles, out);
+  if (w.dtype == DType::i8)
+    product_of<std::int8_t>(ctx, rows, w, tiles, out);
+  else if (w.dtype == DType::f8)
+    product_of<Fp8>(ctx, rows, w, tiles, out);
   else
-    launch<true>(ctx, in, w, tiles, out);
+    product_of<bf16>(ctx, rows, w, tiles, out);
   check_launch(name);
 }
 
@@ -292,8 +398,10 @@ void product(Context& ctx, const char* name, const FewRows& rows, const Tensor& 
 bool few_rows_fit(Context& ctx) {
   using namespace few;
   constexpr std::size_t kSums = kWarps * 32 * sizeof(float4);  // of a tile
-  constexpr std::size_t kStreamed = Ring<true>::kBytes + kWarps * kSums,
-                        kStaying = Ring<false>::kBytes + kRows * (kKept + kPad) * sizeof(bf16) + kWarps * kSums;
+  constexpr std::size_t kStreamed = Ring<bf16, true>::bytes(kRows) + kWarps * kSums,
+                        kStaying = Ring<bf16, false>::bytes(kRows) + kRows * (kKept + Layout<bf16>::kPad) * sizeof(bf16) + kWarps * kSums;
+  static_assert(kStreamed >= Ring<Fp8, true>::bytes(kRows) + kWarps * kSums && Layout<bf16>::kPad >= Layout<Fp8>::kPad &&
+                kStaying >= Ring<Fp8, false>::bytes(kRows) + kRows * (kKept + Layout<Fp8>::kPad) * sizeof(bf16) + kWarps * kSums);
   return shared_bytes(ctx) >= std::max(kStreamed, kStaying) + kStaticShared;
 }
 

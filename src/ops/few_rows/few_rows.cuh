@@ -2,17 +2,27 @@
 #pragma once
 
 #include "core/cuda.cuh"
+#include "ops/gemm/bytes.cuh"
 #include "ops/norm/norm_row.cuh"
 
 namespace bhyt::cuda::few {
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kTile = 16;  // rows of w that a block multiplies at a time: 8 lower ones and 8 upper ones
-constexpr int kStep = 32;  // columns of w that a warp reads at a time, 8 a lane
-constexpr int kSlice = kStep * kWarps;
 constexpr int kRows = 8;
 constexpr int kKept = 4096;  // columns of x that a block keeps in shared memory at most
-constexpr int kPad = 32;     // elements between the rows of x in shared memory: two rows lie in different banks
+
+// What follows from the type of the weights: bf16, or a byte each (ops/gemm/bytes.h).
+template <class W>
+struct Layout {
+  static constexpr bool kBytes = sizeof(W) == 1;
+  static constexpr int kLane = 16 / sizeof(W);  // columns of a row of w that a lane reads at a time
+  static constexpr int kStep = 4 * kLane;       // … that a warp reads, with 8 lower and 8 upper rows
+  static constexpr int kSlice = kStep * kWarps;
+  static constexpr int kPad = kBytes ? 8 : 32;     // elements between the rows of x in shared memory: two rows lie in different banks
+  static constexpr int kStages = kBytes ? 8 : 16;  // of bytes half, so that the next kernel's block has room beside this one
+  static constexpr int kXChunks = kLane / 8;       // of 16 bytes, that a lane's columns of x are
+};
 
 // c += 16 rows of w × 16 columns of x: lane l holds rows l/4 and l/4+8, and the columns that its quarter read. Which of the products' 32
 // columns are called which does not matter, as long as w and x agree.
@@ -22,21 +32,34 @@ __device__ __forceinline__ void multiply(float (&c)[4], unsigned a0, unsigned a1
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// A step of a lane: its 16 bytes of a lower and of an upper row, and its columns of x.
+template <class W>
+__device__ __forceinline__ void multiply_step(float (&c)[4], const uint4& low, const uint4& high, const uint4 (&b)[Layout<W>::kXChunks]) {
+  if constexpr (Layout<W>::kBytes) {
+    const unsigned lows[4] = {low.x, low.y, low.z, low.w}, highs[4] = {high.x, high.y, high.z, high.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const Four l = widen_four<W>(lows[i]), h = widen_four<W>(highs[i]);
+      const uint4& x = b[i / 2];
+      multiply(c, l.first, h.first, l.second, h.second, i % 2 ? x.z : x.x, i % 2 ? x.w : x.y);
+    }
+  } else {
+    multiply(c, low.x, high.x, low.y, high.y, b[0].x, b[0].y);
+    multiply(c, low.z, high.z, low.w, high.w, b[0].z, b[0].w);
+  }
+}
+
 // Where the rows of a tile lie in w: `low` + l/4 and `high` + l/4 for lane l. Rows that are needed together (gate and up, the two halves
 // of a rotation) come to the same lane.
 struct TileRows {
   std::int64_t low, high;
 };
 
-// What a warp multiplies, on its way through shared memory: up to kStages steps are under way, each with two rows of weights for a lane
-// and, of rows that come as they are, its columns of x. Every lane reads what it has fetched itself, so that nobody waits for anybody.
-constexpr int kStages = 16;
-
-__device__ __forceinline__ void fetch16(unsigned to, const bf16* from) {
+__device__ __forceinline__ void fetch16(unsigned to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 // The same, and what follows up to 256 bytes comes near: the next steps ask for it.
-__device__ __forceinline__ void fetch16_of_256(unsigned to, const bf16* from) {
+__device__ __forceinline__ void fetch16_of_256(unsigned to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 __device__ __forceinline__ uint4 read16(unsigned at) {
@@ -51,15 +74,25 @@ __device__ __forceinline__ void wait_for_groups() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory");
 }
 
-template <bool Raw>
+// What a warp multiplies, on its way through shared memory: up to kStages steps are under way, each with two rows of weights for a lane
+// and, of rows that come as they are, its columns of x. Every lane reads what it has fetched itself, so that nobody waits for anybody.
+template <class W, bool Raw>
 struct Ring {
-  static constexpr int kChunks = Raw ? 3 : 2, kStageBytes = kChunks * 512, kBytes = kWarps * kStages * kStageBytes;
-  unsigned place;  // of this lane, in shared memory
+  static constexpr int kStages = Layout<W>::kStages, kWeights = 2 * 512;  // bytes of a step's weights
+  // Of a step's columns of x, and of the whole ring, with so many rows of x.
+  static constexpr BHYT_BOTH int x_bytes(int rows) { return Raw ? rows * Layout<W>::kXChunks * 64 : 0; }
+  static constexpr BHYT_BOTH int bytes(int rows) { return kWarps * kStages * (kWeights + x_bytes(rows)); }
+  unsigned place, x_place;  // of this lane, in shared memory
+  int rows;
 
-  __device__ __forceinline__ explicit Ring(const void* memory)
-      : place(static_cast<unsigned>(__cvta_generic_to_shared(memory)) + threadIdx.x / 32 * (kStages * kStageBytes) +
-              threadIdx.x % 32 * 16) {}
-  __device__ __forceinline__ unsigned chunk(int stage, int i) const { return place + stage * kStageBytes + i * 512; }
+  __device__ __forceinline__ Ring(const void* memory, int x_rows)
+      : place(static_cast<unsigned>(__cvta_generic_to_shared(memory)) + threadIdx.x / 32 * (kStages * kWeights) + threadIdx.x % 32 * 16),
+        x_place(static_cast<unsigned>(__cvta_generic_to_shared(memory)) + kWarps * kStages * kWeights +
+                threadIdx.x / 32 * (kStages * x_bytes(x_rows)) + threadIdx.x % 32 * 16),
+        rows(x_rows) {}
+  __device__ __forceinline__ unsigned chunk(int stage, int i) const { return place + stage * kWeights + i * 512; }
+  // The lanes that have a row of x are the first 4 · rows.
+  __device__ __forceinline__ unsigned x_chunk(int stage, int i) const { return x_place + stage * x_bytes(rows) + i * rows * 64; }
 };
 
 // A site and a call of it as the kernels need them.
@@ -68,19 +101,39 @@ struct Site {
   Map map;
 };
 
+// What a site learns as single numbers, asked for before it is needed.
+struct Learned {
+  float scale, shift;
+  __device__ __forceinline__ explicit Learned(const NormParams& p) : scale(value_or(p.scale, 1.f)), shift(value_or(p.shift, 0.f)) {}
+};
+__device__ __forceinline__ RowScale row_scale(NormParams p, RowStats s, const Learned& learned) {
+  p.scale = nullptr;
+  RowScale r = bhyt::row_scale(p, s);
+  r.a *= learned.scale;
+  return r;
+}
+
 __device__ __forceinline__ float mapped(Map map, float u) {
   if (map == Map::tanh) return HardTanhMap::value(u);
   return map == Map::erf ? fast_erf(u) : u;
 }
-// z of one element.
-__device__ __forceinline__ float normed(const Site& s, float x, RowScale r, float seed, int column) {
-  const NormParams& p = s.p;
-  float gamma = p.gamma ? p.gamma[column] : 1.f;
-  if (p.gate) gamma += seed * p.gate[column];
-  const float f = mapped(s.map, fmaf(r.a, x - r.mean, value_or(p.shift, 0.f)));
-  return p.out_factor * fmaf(gamma, f, p.beta ? p.beta[column] : 0.f);
+// z of eight elements from column c on, whose parameters come in two loads.
+template <class M>
+__device__ __forceinline__ void norm_eight(const NormParams& p, float (&v)[8], RowScale r, float shift, float seed, int c) {
+  float gamma[8], beta[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) gamma[i] = 1, beta[i] = 0;
+  if (p.gamma) load_params<8>(p.gamma, c, gamma);
+  if (p.gate) {
+    float gate[8];
+    load_params<8>(p.gate, c, gate);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) gamma[i] = fmaf(seed, gate[i], gamma[i]);
+  }
+  if (p.beta) load_params<8>(p.beta, c, beta);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = p.out_factor * fmaf(gamma[i], M::value(fmaf(r.a, v[i] - r.mean, shift)), beta[i]);
 }
-
 // The sum over the threads of each row; G of them to a row, 32 … 256.
 __device__ __forceinline__ float row_sum(float v, int group, float* places) {
   v = warp_sum(v);
@@ -103,15 +156,28 @@ struct In {
   bool normed, after;  // after: x is multiplied as it is, and its scale follows the product
 };
 
-// The rows of x, or their norm, in shared memory [kRows, columns + kPad]; rows that are not there stay unwritten and are not read.
+// z of this thread's pieces of a row in shared memory, in place.
+template <class M>
+__device__ __forceinline__ void norm_pieces(const In& in, bf16* z, int group, RowScale r, float shift, float seed) {
+#pragma unroll 2
+  for (int c = threadIdx.x % group * 8; c < in.columns; c += group * 8) {
+    float v[8];
+    Vec<bf16>::load(z + c, v);
+    norm_eight<M>(in.site.p, v, r, shift, seed, c);
+    Vec<bf16>::store(z + c, v);
+  }
+}
+
+// The rows of x, or their norm, in shared memory, ld elements apart; rows that are not there stay unwritten and are not read.
 // Returns through `scales` what the products' rows are to be multiplied by where the norm is applied after them.
-__device__ __forceinline__ void take_rows(const In& in, bf16* shared, float* scales, float* places) {
+__device__ __forceinline__ void take_rows(const In& in, bf16* shared, int ld, float* scales, float* places) {
   int wide = 1;
   while (wide < in.rows) wide *= 2;
-  const int group = kThreads / wide, row = threadIdx.x / group, ld = in.columns + kPad;
+  const int group = kThreads / wide, row = threadIdx.x / group;
   const bool mine = row < in.rows;
   bf16* const z = shared + row * ld;
   const NormParams& p = in.site.p;
+  const Learned learned(p);
   float square = 0, sum = 0, dot = 0;
   constexpr int kLoads = 8;  // under way at a time
   for (int begin = threadIdx.x % group * 8; mine && begin < in.columns; begin += kLoads * group * 8) {
@@ -136,9 +202,12 @@ __device__ __forceinline__ void take_rows(const In& in, bf16* shared, float* sca
       }
 #pragma unroll
       for (int i = 0; i < 8; ++i) square = fmaf(v[i], v[i], square), sum += v[i];
-      if (p.direction)
+      if (p.direction) {
+        float direction[8];
+        load_params<8>(p.direction, c, direction);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) dot = fmaf(v[i], p.direction[c + i], dot);
+        for (int i = 0; i < 8; ++i) dot = fmaf(v[i], direction[i], dot);
+      }
       *reinterpret_cast<uint4*>(z + c) = raw[k];
     }
   }
@@ -165,18 +234,17 @@ __device__ __forceinline__ void take_rows(const In& in, bf16* shared, float* sca
   if (p.stat == Stat::given) s.s0 = mine ? p.ms[row] : 0.f;
   const bool first = threadIdx.x % group == 0;
   if (mine && first && blockIdx.x == 0) keep_stats(p, row, s, 0.f);
-  const RowScale scale = row_scale(p, s);
+  const RowScale scale = row_scale(p, s, learned);
   if (in.after) {
     if (mine && first) scales[row] = scale.a * p.out_factor;
   } else if (mine) {
     const float seed = p.gate ? fast_tanh(s.s1) : 0.f;
-    for (int c = threadIdx.x % group * 8; c < in.columns; c += group * 8) {
-      float v[8];
-      Vec<bf16>::load(z + c, v);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) v[i] = normed(in.site, v[i], scale, seed, c + i);
-      Vec<bf16>::store(z + c, v);
-    }
+    if (in.site.map == Map::tanh)
+      norm_pieces<HardTanhMap>(in, z, group, scale, learned.shift, seed);
+    else if (in.site.map == Map::erf)
+      norm_pieces<ErfMap>(in, z, group, scale, learned.shift, seed);
+    else
+      norm_pieces<IdMap>(in, z, group, scale, learned.shift, seed);
   }
   __syncthreads();
 }

@@ -1,6 +1,7 @@
-// The layers of a decoding step on a GPU, for up to kFewRows rows in bf16: one kernel for each product, with the norm before it and what
-// follows it inside. Such a product is bound by reading its weights, and a step by the pauses between kernels: every kernel asks for its
-// first weights before it waits for the kernel before it (programmatic dependent launch).
+// The layers of a decoding step on a GPU, for up to kFewRows rows in bf16 and weights in bf16, or of a byte each (ops/gemm/bytes.h): one
+// kernel for each product, with the norm before it and what follows it inside. Such a product is bound by reading its weights, and a step
+// by the pauses between kernels: every kernel asks for its first weights before it waits for the kernel before it (programmatic dependent
+// launch).
 #pragma once
 
 #include "ops/attention/paged.h"
@@ -18,8 +19,8 @@ struct FewRows {
   Tensor stats;     // with a site: fp32 [2,N] of its statistic; may be empty
 };
 
-// Whether the context's device has such kernels, and these widths suit them.
-bool few_rows_take(Context& ctx, std::int64_t width, std::int64_t mlp, const AttentionShape& shape);
+// Whether the context's device has such kernels, and these widths suit them with weights of this type.
+bool few_rows_take(Context& ctx, DType weights, std::int64_t width, std::int64_t mlp, const AttentionShape& shape);
 
 // q, k and v from w [(H+2K)·D, I], rotated; q [N, H·D], keys and values to their pages.
 struct FewHeads {
