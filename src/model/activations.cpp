@@ -7,6 +7,7 @@
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/gemm/gemm.h"
 #include "ops/rope/rope.h"
+#include "ops/rows/rows.h"
 
 namespace bhyt {
 
@@ -188,10 +189,13 @@ void Activations::show_logits(const Observers& see) const {
 
 void Activations::score(const Batch& b, const Score& out, const Observers& see) {
   forward(b, {}, see);
-  cross_entropy(ctx_, {.x = z,
+  const bool few = b.scored && scratch.dx && !out.losses && !out.greedy;
+  const Tensor rows = few ? scratch.dx.row_slice(0, b.scored.size()) : z;
+  if (few) gather_rows(ctx_, z, b.scored, rows);
+  cross_entropy(ctx_, {.x = rows,
                        .w = model_.weights().head,
-                       .targets = b.targets,
-                       .weights = b.weights,
+                       .targets = few ? b.scored_targets : b.targets,
+                       .weights = few ? Tensor{} : b.weights,
                        .scale = 1,
                        .loss = out.loss,
                        .losses = out.losses,

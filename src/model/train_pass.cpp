@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/gemm/tuning.h"
+#include "ops/rows/rows.h"
 
 namespace bhyt {
 
@@ -58,19 +59,23 @@ void TrainPass::forward_backward(const Batch& b, const Step& step) {
   const ForwardOptions how{.aux = aux_of(step), .dropout = {.p = dropout_of(model_), .seed = step.dropout_seed}};
   act_.forward(b, how, observers);
   if (!step.accumulate) zero_added(step);
-  cross_entropy(ctx_, {.x = act_.z,
+  // The gradient of the last norm's input, written next, has the place of the rows that are scored, and theirs.
+  const Tensor rows = b.scored ? act_.scratch.dx.row_slice(0, b.scored.size()) : act_.z;
+  if (b.scored) gather_rows(ctx_, act_.z, b.scored, rows);
+  cross_entropy(ctx_, {.x = rows,
                        .w = model_.weights().head,
-                       .targets = b.targets,
-                       .weights = b.weights,
+                       .targets = b.scored ? b.scored_targets : b.targets,
+                       .weights = b.scored ? Tensor{} : b.weights,
                        .scale = step.scale,
                        .scale_by = step.scale_by,
                        .loss = step.loss,
                        .losses = {},
                        .greedy = {},
-                       .dx = act_.z,
+                       .dx = rows,
                        .dw = step.gradients.weights.head,
                        .accumulate = step.accumulate,
                        .workspace = act_.workspace});
+  if (b.scored) scatter_rows(ctx_, rows, b.scored, act_.z);
   backward(b, step, how);
 }
 
@@ -144,9 +149,10 @@ void TrainPass::run(const Batch& b, const Step& step) {
                       bits(static_cast<double>(step.scale)),
                       bits(static_cast<double>(aux_of(step))),
                       step.accumulate,
+                      static_cast<std::uint64_t>(b.scored ? b.scored.size() : 0),
                       ctx_.scratch_version()};
-  for (const void* p : {b.tokens.data, b.targets.data, b.weights.data, b.positions.data, b.first.data, step.gradients.arena.t.data,
-                        step.loss.data, step.scale_by.data, act_.z.data, act_.positions(b).table.data})
+  for (const void* p : {b.tokens.data, b.targets.data, b.weights.data, b.positions.data, b.first.data, b.scored.data,
+                        step.gradients.arena.t.data, step.loss.data, step.scale_by.data, act_.z.data, act_.positions(b).table.data})
     key.push_back(reinterpret_cast<std::uintptr_t>(p));
   graphs_.run(ctx_, key, [&] { forward_backward(b, step); });
 }

@@ -12,6 +12,7 @@
 #include "ops/lora/lora.h"
 #include "ops/norm/norm.h"
 #include "ops/rope/rope.h"
+#include "ops/rows/rows.h"
 #include "ops/sample/sample.h"
 #include "ops/swiglu/swiglu.h"
 
@@ -38,6 +39,8 @@ std::size_t cross_entropy_workspace(std::int64_t, std::int64_t, std::int64_t, DT
 void cross_entropy(Context&, const CrossEntropy&) { absent(); }
 
 void take_fed(Context&, const Tensor&, const Tensor&) { absent(); }
+void gather_rows(Context&, const Tensor&, const Tensor&, const Tensor&) { absent(); }
+void scatter_rows(Context&, const Tensor&, const Tensor&, const Tensor&) { absent(); }
 void embedding(Context&, const Tensor&, const Tensor&, const Tensor&, const EmbeddingScale&) { absent(); }
 void embedding_backward(Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const EmbeddingScale&) { absent(); }
 

@@ -12,7 +12,7 @@ constexpr std::int64_t kHeader = 64;  // elements before the arrays: the scale, 
 
 // Bytes of one batch: tokens and targets, positions and first.
 double bytes_of(const Uploader::Shape& s) {
-  const double arrays = static_cast<double>(s.batch) * static_cast<double>(s.seq) * (s.documents ? 4 : 2);
+  const double arrays = static_cast<double>(s.batch) * static_cast<double>(s.seq) * (s.documents ? 6 : 2);
   return (static_cast<double>(kHeader) + arrays) * sizeof(std::int32_t);
 }
 
@@ -35,12 +35,39 @@ void Uploader::put(const HostBatch& host) {
   *reinterpret_cast<float*>(begin) = static_cast<float>(1.0 / std::max(static_cast<double>(next.scored), 1.0));
   std::int32_t* to = begin + kHeader;
   for (const auto* from : {&host.tokens, &host.targets, &host.positions, &host.first}) to = std::copy(from->begin(), from->end(), to);
-  next.memory.send(static_cast<std::size_t>(to - begin) * sizeof *to);
   next.rows = host.batch;
   next.seq = host.seq;
+  to = list_scored(host, next, begin, to);
+  next.memory.send(static_cast<std::size_t>(to - begin) * sizeof *to);
   next.used = host.used > 0 ? host.used : host.batch * host.seq;
   next.examples = host.examples > 0 ? host.examples : host.batch;
   next.documents = !host.positions.empty();
+}
+
+// Where so many tokens are not scored that leaving them out is worth while: they never reach the LM head. Lists have few lengths, so that
+// recorded steps are met again.
+std::int32_t* Uploader::list_scored(const HostBatch& host, Slot& slot, std::int32_t* begin, std::int32_t* to) const {
+  slot.lists.clear();
+  if (!shape_.documents) return to;
+  const std::int64_t rows = rows_in_piece(slot);
+  for (std::int64_t first = 0; first < slot.rows; first += rows) {
+    const std::int64_t tokens = std::min(rows, slot.rows - first) * slot.seq, step = std::max<std::int64_t>(tokens / 16, 1);
+    const std::int32_t* const targets = host.targets.data() + first * slot.seq;
+    const auto scored = std::count_if(targets, targets + tokens, [](std::int32_t t) { return t >= 0; });
+    const std::int64_t count = std::max<std::int64_t>((scored + step - 1) / step, 1) * step;
+    slot.lists.emplace_back();
+    if (10 * count >= 9 * tokens) continue;
+    slot.lists.back() = {.at = to - begin, .count = count};
+    std::fill(to, to + 2 * count, -1);
+    std::int32_t *places = to, *ids = to + count;
+    for (std::int64_t i = 0; i < tokens; ++i)
+      if (targets[i] >= 0) {
+        *places++ = static_cast<std::int32_t>(i);
+        *ids++ = targets[i];
+      }
+    to += 2 * count;
+  }
+  return to;
 }
 
 void Uploader::advance() {
@@ -58,13 +85,19 @@ Batch Uploader::piece(std::int64_t i) const {
     auto* data = static_cast<std::int32_t*>(s.memory.device_side()) + kHeader + (which * s.rows + first) * s.seq;
     return Tensor(data, DType::i32, device_, {n, s.seq});
   };
+  const Slot::Scored list = s.lists.empty() ? Slot::Scored{} : s.lists[static_cast<std::size_t>(i)];
+  const auto listed = [&](std::int64_t at) {
+    return list.count == 0 ? Tensor{} : Tensor(static_cast<std::int32_t*>(s.memory.device_side()) + at, DType::i32, device_, {list.count});
+  };
   return {.batch = n,
           .seq = s.seq,
           .tokens = array(0),
           .targets = array(1),
           .weights = {},
           .positions = s.documents ? array(2) : Tensor{},
-          .first = s.documents ? array(3) : Tensor{}};
+          .first = s.documents ? array(3) : Tensor{},
+          .scored = listed(list.at),
+          .scored_targets = listed(list.at + list.count)};
 }
 
 std::optional<Evaluation> evaluate(Context& ctx, TrainPass& pass, BatchSource& source, Uploader& uploader, std::int64_t batches,

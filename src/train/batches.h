@@ -40,12 +40,20 @@ class Uploader {
 
  private:
   struct Slot {
-    Mirror memory;  // the scale; then int32 [rows, seq]: tokens, targets and, where documents are told apart, positions and first
+    // The scale; then int32 [rows, seq]: tokens, targets and, where documents are told apart, positions and first; then for each piece of
+    // which few tokens are scored their places and targets.
+    Mirror memory;
+    struct Scored {
+      std::int64_t at = 0, count = 0;  // elements from the beginning
+    };
+    std::vector<Scored> lists = {};
     std::int64_t rows = 0, seq = 1, examples = 0, used = 0, scored = 0;
     bool documents = false;
   };
   const Slot& current() const { return slots_[now_]; }
-  std::int64_t piece_rows() const { return shape_.micro_batch * shape_.seq / current().seq; }
+  std::int64_t piece_rows() const { return rows_in_piece(current()); }
+  std::int64_t rows_in_piece(const Slot& s) const { return shape_.micro_batch * shape_.seq / s.seq; }
+  std::int32_t* list_scored(const HostBatch& host, Slot& slot, std::int32_t* begin, std::int32_t* to) const;
   Device device_;
   Shape shape_;
   std::array<Slot, 2> slots_;

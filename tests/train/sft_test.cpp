@@ -1,0 +1,311 @@
+// Fine-tuning runs: against the traces of the paper's stack, stopped and gone on with, selected, and refused.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <map>
+
+#include "io/checkpoint_folders.h"
+#include "model/adapter.h"
+#include "model/checkpoint.h"
+#include "model/safetensors.h"
+#include "tests/train/helpers.h"
+#include "train/run_dir.h"
+
+namespace bhyt::train {
+namespace {
+
+RunConfig tuning_config(const Words& words) { return read_run_config(config_tree("", words), Verify::yes, Work::fine_tuning); }
+
+Outcome tune(const Words& words, TrainerOptions options = {}) {
+  log::set_quiet(true);
+  Trainer trainer(tuning_config(words), std::move(options));
+  return trainer.run();
+}
+
+std::string tuning_error(const Words& words) {
+  try {
+    tune(words);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+// Conversations about letters, so that something is learned in a few steps.
+std::string conversation(int i, int answer_length) {
+  const char letter = static_cast<char>('a' + i % 7);
+  return fmt::format(R"({{"messages": [{{"role": "user", "content": "say {}"}}, {{"role": "assistant", "content": "{}"}}]}})", letter,
+                     std::string(static_cast<std::size_t>(answer_length), letter)) +
+         "\n";
+}
+
+struct Tuning {
+  Folder tmp;
+  std::string base;
+
+  explicit Tuning(const Words& model = {}) {
+    std::string text, train_lines, valid_lines;
+    for (int i = 0; i < 300; ++i) text += "some words to begin with, again and again. ";
+    for (int i = 0; i < 22; ++i) train_lines += conversation(i, 3 + i * 5 % 17);
+    for (int i = 0; i < 5; ++i) valid_lines += conversation(i + 3, 4 + i);
+    write_synced(tmp.path / "text.txt", text);
+    write_synced(tmp.path / "train.jsonl", train_lines);
+    write_synced(tmp.path / "valid.jsonl", valid_lines);
+    Words words = {"model.d=32",
+                   "model.layers=2",
+                   "model.heads=4",
+                   "model.kv_heads=2",
+                   "model.mlp=48",
+                   "data.seq_len=32",
+                   "train.batch=4",
+                   "train.steps=2",
+                   "threads=1",
+                   "device=cpu",
+                   "data.train=" + tmp / "text.txt",
+                   "run.dir=" + tmp / "base"};
+    ::setenv("XDG_CACHE_HOME", (tmp / "cache").c_str(), 1);
+    log::set_quiet(true);
+    Trainer(config_of(words + model), {}).run();
+    base = tmp / "base/checkpoint-2";
+  }
+  // 22 conversations, 5 a step: epochs of 5 steps whose last one is short.
+  Words run(const std::string& dir) const {
+    return {"model.init=" + base,
+            "data.train=" + tmp / "train.jsonl",
+            "data.valid=" + tmp / "valid.jsonl",
+            "data.template=default",
+            "data.seq_len=48",
+            "train.batch=5",
+            "train.epochs=3",
+            "train.lr=5e-3",
+            "train.log_every=1",
+            "threads=1",
+            "device=cpu",
+            "dtype=fp32",
+            "run.dir=" + tmp / dir};
+  }
+};
+
+std::vector<double> validations(const fs::path& run) {
+  std::vector<double> out;
+  for (const auto& line : metrics_of(run))
+    if (line.contains("valid_loss")) out.push_back(line["valid_loss"]);
+  return out;
+}
+
+TEST(FineTuning, LearnsByEpochsAndKeepsTheBest) {
+  const Tuning t;
+  const Outcome out = tune(t.run("a"));
+  EXPECT_EQ(out.step, 15);
+  const fs::path run = t.tmp.path / "a";
+  const auto losses = validations(run);
+  ASSERT_EQ(losses.size(), 4u);  // before the first step, and after each epoch
+  EXPECT_LT(losses.back(), losses.front() - 1);
+  ASSERT_TRUE(out.best);
+  EXPECT_DOUBLE_EQ(out.best->valid_loss, *std::min_element(losses.begin() + 1, losses.end()));
+  EXPECT_EQ(fs::read_symlink(run / kBest).string(), fmt::format("checkpoint-{}", out.best->step));
+  EXPECT_EQ(verify_manifest(run / kBest), "");
+  for (const auto& line : metrics_of(run)) EXPECT_EQ(line.contains("eval_loss_hf"), line.contains("valid_loss"));
+}
+
+TEST(FineTuning, TheBestOutlivesTheNewest) {
+  const Tuning t;
+  // A rate that ruins the model behind the first epoch: the first checkpoint stays the best.
+  const Words words =
+      t.run("a") + Words{"train.lr=2e-3", "train.schedule=constant", "train.warmup_ratio=0", "train.keep=1", "train.epochs=4"};
+  tune(words, {.before_step = [](Model& model, std::int64_t step) {
+         if (step != 6) return;
+         const Parameter& p = model.parameters().at("model.layers.0.mlp.down_proj.weight");
+         std::vector<float> noise(static_cast<std::size_t>(p.size));
+         for (std::size_t i = 0; i < noise.size(); ++i) noise[i] = i % 2 ? 3.0f : -3.0f;
+         model.parameters().write_value(p, noise.data());
+       }});
+  EXPECT_EQ(checkpoint_steps(t.tmp.path / "a"), (std::vector<std::int64_t>{20, 5}));
+  EXPECT_EQ(fs::read_symlink(t.tmp.path / "a" / kBest).string(), "checkpoint-5");
+}
+
+TEST(FineTuning, EndsWhenItBecomesNoBetterForLong) {
+  const Tuning t;
+  const Words words = t.run("a") + Words{"train.epochs=50", "train.lr=0.05", "train.schedule=constant", "train.patience=2"};
+  const Outcome out = tune(words);
+  EXPECT_LT(out.step, 250);
+  EXPECT_EQ(out.step, out.best->step + 10);
+  EXPECT_EQ(tune(words + Words{"resume=auto"}).step, out.step);  // there is nothing left to do
+}
+
+TEST(FineTuning, GoesOnAfterACrashWithTheSameBits) {
+  for (const Words& variant :
+       {Words{}, Words{"lora.rank=4"}, Words{"lora.rank=2", "lora.targets=[q_proj,down_proj]", "lora.train=[norms]", "dtype=bf16"},
+        Words{"lora.rank=3", "lora.dropout=0.2"}, Words{"data.packing=documents", "train.batch=2"},
+        Words{"train.micro_batch=1", "data.shuffle=torch"}})
+    for (const Device device : test::devices()) {
+      SCOPED_TRACE(fmt::format("{} on {}", fmt::join(variant, " "), name_of(device)));
+      const Tuning t;
+      const Words words = Words{"train.steps=12", "train.eval_every=5", "train.save_every=4", "device=" + name_of(device)} + variant;
+      Words a = t.run("a"), b = t.run("b");
+      std::erase(a, "train.epochs=3");
+      std::erase(b, "train.epochs=3");
+      tune(a + words);
+      const Words again = b + words + Words{"resume=auto"};
+      EXPECT_THROW(tune(again, crash_before(7)), Killed);   // in the middle of the second epoch, after checkpoint-4
+      EXPECT_THROW(tune(again, crash_before(12)), Killed);  // after checkpoint-8
+      EXPECT_EQ(tune(again).step, 12);
+      expect_same_runs(t.tmp.path / "a", t.tmp.path / "b");
+    }
+}
+
+TEST(FineTuning, AdaptersLeaveTheWeightsAsTheyWere) {
+  const Tuning t;
+  for (const char* type : {"fp32", "bf16"}) {
+    Trainer trainer(tuning_config(t.run(std::string("a-") + type) + Words{"lora.rank=4", "lora.merge=true", std::string("dtype=") + type}),
+                    {});
+    const auto values = [&] {
+      std::map<std::string, std::vector<float>> out;
+      for (const Parameter& p : trainer.model().parameters().list())
+        if (p.frozen) out[p.name] = trainer.model().parameters().read_value(p);
+      return out;
+    };
+    const auto before = values();
+    EXPECT_GT(before.size(), 15u);
+    log::set_quiet(true);
+    trainer.run();
+    EXPECT_TRUE(values() == before);
+    const fs::path run = t.tmp.path / (std::string("a-") + type);
+    EXPECT_TRUE(is_adapter(run / kBest));
+    EXPECT_FALSE(fs::exists(run / "checkpoint-15" / "model.safetensors"));
+    EXPECT_EQ(verify_manifest(run / kMerged), "");
+    EXPECT_TRUE(weight_mismatches(run / kMerged, read_model_config(run / kMerged / "config.json")).empty());
+  }
+}
+
+TEST(FineTuning, PackingChangesTheRowsButNoLoss) {
+  const Tuning t;
+  const Words words = {"train.steps=1", "train.eval_every=1", "train.lr=1e-9"};
+  Words none = t.run("none") + words, packed = t.run("packed") + words + Words{"data.packing=documents"};
+  std::erase(none, "train.epochs=3");
+  std::erase(packed, "train.epochs=3");
+  // All conversations in one step, as rows of their own and together.
+  tune(none + Words{"train.batch=22"});
+  tune(packed + Words{"train.batch=22"});
+  const auto a = metrics_of(t.tmp.path / "none"), b = metrics_of(t.tmp.path / "packed");
+  ASSERT_EQ(a.size(), b.size());
+  int compared = 0;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    for (const char* key : {"loss", "grad_norm", "valid_loss"})
+      if (a[i].contains(key)) {
+        EXPECT_NEAR(a[i][key].get<double>(), b[i][key].get<double>(), 2e-6 * std::abs(a[i][key].get<double>())) << key;
+        ++compared;
+      }
+  EXPECT_EQ(compared, 4);
+}
+
+TEST(FineTuning, TheVocabularyGrowsByWhatTheTemplateBrings) {
+  for (const char* tied : {"model.tied=true", "model.tied=false"}) {
+    const Tuning t(Words{tied});
+    Words words = t.run("a") + Words{"data.template=chatml", "train.steps=1", "train.lr=1e-9", "train.weight_decay=0"};
+    std::erase(words, "train.epochs=3");
+    tune(words);
+    const fs::path grown = t.tmp.path / "a/checkpoint-1";
+    const ModelConfig config = read_model_config(grown / "config.json");
+    EXPECT_EQ(config.vocab, 320);  // 257 and two more, a multiple of 64
+    const auto tokenizer = load_tokenizer(grown.string());
+    EXPECT_EQ(tokenizer->vocab_size(), 259);
+    EXPECT_EQ(tokenizer->piece(*tokenizer->eos(), true), "<|im_end|>");
+    EXPECT_EQ(std::ranges::count(config.eos, *tokenizer->eos()), 1);
+    const SafeTensors before(fs::path(t.base) / "model.safetensors"), after(grown / "model.safetensors");
+    for (const std::string name : {"model.embed_tokens.weight", "lm_head.weight"}) {
+      const SafeTensor* old = before.find(name);
+      if (!old) continue;
+      std::vector<float> a(257 * 32), b(320 * 32);
+      SafeTensors::to_float(*old, 0, 257 * 32, a.data());
+      SafeTensors::to_float(after.at(name), 0, 320 * 32, b.data());
+      double mean_error = 0, spread = 0;
+      for (std::size_t c = 0; c < 32; ++c) {
+        double mean = 0, new_mean = 0;
+        for (std::size_t r = 0; r < 257; ++r) {
+          EXPECT_NEAR(a[r * 32 + c], b[r * 32 + c], 1e-6) << name;
+          mean += static_cast<double>(a[r * 32 + c]) / 257;
+        }
+        for (std::size_t r = 257; r < 320; ++r) {
+          new_mean += static_cast<double>(b[r * 32 + c]) / 63;
+          spread += std::pow(static_cast<double>(b[r * 32 + c]) - mean, 2) / (63 * 32);
+        }
+        mean_error += std::pow(new_mean - mean, 2) / 32;
+      }
+      EXPECT_LT(std::sqrt(mean_error), 3 / std::sqrt(32.0 * 63)) << name;
+      EXPECT_NEAR(std::sqrt(spread), 1 / std::sqrt(32.0), 0.01) << name;
+    }
+  }
+}
+
+TEST(FineTuning, RefusesWhatMakesNoSense) {
+  const Tuning t;
+  const Words run = t.run("a");
+  says(tuning_error(run + Words{"lora.targets=[q_proj]"}), "lora.rank is 0");
+  says(tuning_error(run + Words{"lora.rank=2", "lora.targets=[x_proj]"}), "q_proj");
+  says(tuning_error(run + Words{"lora.rank=2", "lora.layers=1-2"}), "lora.layers");
+  says(tuning_error(run + Words{"lora.rank=2", "data.template=chatml"}), "brings tokens that the model lacks");
+  says(tuning_error(run + Words{"data.template=nonsense"}), "nonsense");
+  says(tuning_error(run + Words{"data.train=" + t.tmp / "text.txt"}), "expected conversations");
+  says(tuning_error(run + Words{"data.attend=row"}), "unknown key data.attend");
+  Words no_model = run;
+  std::erase_if(no_model, [](const std::string& w) { return w.starts_with("model.init"); });
+  says(tuning_error(no_model), "model.init");
+  write_synced(t.tmp.path / "empty.jsonl", R"({"messages": []})"
+                                           "\n");
+  says(tuning_error(run + Words{"data.train=" + t.tmp / "empty.jsonl"}), "1");
+  EXPECT_FALSE(fs::exists(t.tmp.path / "a"));
+}
+
+struct Golden {
+  std::string name;
+  nlohmann::json about;
+  fs::path folder;
+};
+std::vector<Golden> golden_cases() {
+  std::vector<Golden> out;
+  const char* data = std::getenv("BHYT_DATA");
+  const fs::path root = data ? fs::path(data).parent_path() / "fixtures" / "sft" / "train" : fs::path();
+  if (!data || !fs::exists(root)) return out;
+  for (const auto& entry : fs::directory_iterator(root))
+    if (fs::exists(entry.path() / "case.json"))
+      out.push_back({entry.path().filename().string(), nlohmann::json::parse(read_text(entry.path() / "case.json")), entry.path()});
+  return out;
+}
+
+// The paper's stack: losses, gradient norms and rates of every step.
+TEST(FineTuning, GoldenTraces) {
+  const auto cases = golden_cases();
+  if (cases.empty()) GTEST_SKIP() << "BHYT_DATA is not set, or has no golden cases beside it";
+  for (const Golden& g : cases)
+    for (const Device device : test::devices()) {
+      SCOPED_TRACE(fmt::format("{} on {}", g.name, name_of(device)));
+      const Folder tmp;
+      Words words = {"run.dir=" + tmp / "run", "data.seq_len=96",           "train.log_every=1",
+                     "train.eval_every=0",     "device=" + name_of(device), "dtype=fp32"};
+      for (const auto& [key, value] : g.about["keys"].items()) {
+        const bool is_path = key == "data.train" || key == "data.valid" || key == "model.init" || key == "lora.init";
+        const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+        words.push_back(key + "=" + (is_path ? (g.folder.parent_path() / text).string() : text));
+      }
+      tune(words);
+      std::size_t step = 0;
+      for (const auto& line : metrics_of(tmp.path / "run")) {
+        if (line.contains("valid_loss") && line["step"] != 0) {
+          const double valid = g.about["valid"]["token_mean"];
+          EXPECT_NEAR(line["valid_loss"].get<double>(), valid, 1e-4 * valid);
+        }
+        if (!line.contains("loss")) continue;
+        const double loss = g.about["loss"][step], norm = g.about["grad_norm"][step], lr = g.about["lr"][step];
+        EXPECT_NEAR(line["loss"].get<double>(), loss, 1e-4 * loss) << step;
+        EXPECT_NEAR(line["grad_norm"].get<double>(), norm, 1e-3 * norm) << step;
+        EXPECT_NEAR(line["lr"].get<double>(), lr, 1e-9) << step;
+        ++step;
+      }
+      EXPECT_EQ(step, g.about["loss"].size());
+    }
+}
+
+}  // namespace
+}  // namespace bhyt::train
