@@ -66,6 +66,7 @@ DataKeys read_data_keys(const SftFlags& flags) {
   data.boolean("mask_prompt", keys.options.mask_prompt, "");
   for (const char* of_training : {"packing", "shuffle", "attend", "calibrate"}) data.take(of_training);
   data.finish();
+  if (keys.tokenizer == "auto") keys.tokenizer.clear();
   if (keys.tokenizer.empty() && tree.contains("model") && tree["model"].is_object() && tree["model"].contains("init"))
     keys.tokenizer = schema::Reader::as_text("model.init", tree["model"]["init"]);
   check_usage(!keys.train.empty(), "data.train names no file; see bhyt help sft");

@@ -142,7 +142,7 @@ TEST_F(ExampleFiles, NothingToLearnFromIsRefused) {
   EXPECT_HAS(test::message_of<UsageError>([&] { read(record("a long question", "a"), {.seq_len = 1}); }),
              "none of the 1 tokens of its 1 examples is scored");
   EXPECT_HAS(test::message_of<Error>([&] { read(record("a", "b") + "{\n"); }), "a.jsonl, record 1, line 2: bad JSON");
-  const ExampleSet some = read(record(std::string(500, 'x'), "") + record("a", "b"), {.seq_len = 30});
+  const ExampleSet some = read(record(std::string(500, 'x'), "") + record("a", std::string(100, 'b')), {.seq_len = 4});
   EXPECT_EQ(some.summary.unscored, 1);
 }
 
