@@ -23,7 +23,7 @@ namespace {
 
 struct SftFlags {
   std::vector<std::string> words;
-  std::string dump;
+  std::string dump, save_tokenizer;
   bool dry_run = false, json = false, quiet = false;
 };
 
@@ -134,6 +134,7 @@ int dry_run(const SftFlags& flags, const DataKeys& keys) {
   const ChatFormat format(row, *tokenizer);
   tell_of_growth(format);
   const auto grown = chat_tokenizer(format);
+  if (!flags.save_tokenizer.empty()) grown->save(flags.save_tokenizer);
   Threads threads;
   std::optional<Dump> dump;
   if (!flags.dump.empty()) dump.emplace(flags.dump);
@@ -166,11 +167,13 @@ int cmd_sft(const Args& args) {
                      chat_template_names() + " or a FILE.yaml), data.seq_len, data.mask_prompt");
   app.add_flag("--dry-run", f.dry_run, "show what the data comes to: counts, lengths, what is cut and dropped, three examples");
   app.add_option("--dump", f.dump, "with --dry-run, write every example of data.train as a line of JSON");
+  app.add_option("--save-tokenizer", f.save_tokenizer,
+                 "with --dry-run, write the tokenizer that a tuned model is saved with into this folder");
   app.add_flag("--json", f.json, "the outcome as one JSON object on stdout");
   app.add_flag("-q,--quiet", f.quiet, "no messages but warnings and errors");
   parse(app, args);
   log::set_quiet(f.quiet);
-  check_usage(f.dump.empty() || f.dry_run, "--dump goes with --dry-run");
+  check_usage((f.dump.empty() && f.save_tokenizer.empty()) || f.dry_run, "--dump and --save-tokenizer go with --dry-run");
   check_usage(f.dry_run, "expected --dry-run");
   return dry_run(f, read_data_keys(f));
 }

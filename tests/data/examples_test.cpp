@@ -213,7 +213,7 @@ TEST_F(ExampleGolden, WholeDataSetsByTheirDigests) {
     EXPECT_EQ(summary.tokens, want["tokens"]) << want;
     EXPECT_EQ(summary.scored, want["scored"]) << want;
     EXPECT_EQ(std::ranges::count(summary.lengths, want["seq_len"].get<int>()), want["full_length"]) << want;
-    EXPECT_EQ(hash.hex(), want["sha256"]) << want;
+    EXPECT_EQ(Json(hash.hex()), want["sha256"]) << want;
   }
 }
 
