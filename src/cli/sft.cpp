@@ -24,7 +24,7 @@ namespace {
 
 struct SftFlags {
   bool dry_run = false;
-  std::string dump, seeds;
+  std::string dump, save_tokenizer, seeds;
 };
 
 // {"index": …, "input_ids": […], "labels": […]}, a line for each example; the file is there once all are.
@@ -92,6 +92,7 @@ int dry_run(const SftFlags& flags, const TrainingWords& words) {
   };
   tell_of_growth(format);
   const auto grown = chat_tokenizer(format);
+  if (!flags.save_tokenizer.empty()) grown->save(flags.save_tokenizer);
   Threads threads;
   std::optional<Dump> dump;
   if (!flags.dump.empty()) dump.emplace(flags.dump);
@@ -116,11 +117,12 @@ int dry_run(const SftFlags& flags, const TrainingWords& words) {
 void print_help() {
   fmt::print(
       "usage: bhyt sft [CONFIG.yaml] [key=value ...] [--seeds LIST] [--force] [--no-verify] [--json] [--quiet]\n"
-      "       bhyt sft --dry-run data.train=FILE data.tokenizer=DIR [key=value ...] [--dump OUT.jsonl]\n"
+      "       bhyt sft --dry-run data.train=FILE data.tokenizer=DIR [key=value ...] [--dump OUT.jsonl] [--save-tokenizer DIR]\n"
       "       bhyt sft run.dir=RUN resume=auto      goes on with a run, by the config that it has\n\n"
       "Fine-tunes the checkpoint model.init on conversations, all of it or adapters (lora.rank), and writes a run directory.\n\n"
       "  --dry-run     show what the data comes to: counts, lengths, what is cut and dropped, three examples; needs no model\n"
       "  --dump FILE   with --dry-run: every example of data.train as a line of JSON (index, input_ids, labels)\n"
+      "  --save-tokenizer DIR   with --dry-run: the tokenizer that a tuned model is saved with\n"
       "  --seeds LIST  a run for each of these seeds (0,1,2), in run.dir/seed-N; those that are done are left alone\n{}\n{}"
       "Templates: {}, or a YAML file.\n\n",
       kSharedFlags, kKeyNotes, chat_template_names());
@@ -165,13 +167,16 @@ int train_seeds(const TrainingWords& w, const std::string& seeds) {
 int cmd_sft(const Args& args) {
   SftFlags f;
   const TrainingWords w = parse_training(args, "sft", train::Work::fine_tuning,
-                                         {{"--dry-run", &f.dry_run}, {"--dump", nullptr, &f.dump}, {"--seeds", nullptr, &f.seeds}});
+                                         {{"--dry-run", &f.dry_run},
+                                          {"--dump", nullptr, &f.dump},
+                                          {"--save-tokenizer", nullptr, &f.save_tokenizer},
+                                          {"--seeds", nullptr, &f.seeds}});
   if (w.help) {
     print_help();
     return 0;
   }
   log::set_quiet(w.quiet);
-  check_usage(f.dump.empty() || f.dry_run, "--dump goes with --dry-run");
+  check_usage((f.dump.empty() && f.save_tokenizer.empty()) || f.dry_run, "--dump and --save-tokenizer go with --dry-run");
   check_usage(f.seeds.empty() || !f.dry_run, "--seeds does not go with --dry-run");
   if (f.dry_run) return dry_run(f, w);
   if (!f.seeds.empty()) return train_seeds(w, f.seeds);

@@ -46,7 +46,7 @@ std::unique_ptr<Tokenizer> chat_tokenizer(const ChatFormat& format) {
   TokenizerSpec spec = format.tokenizer().spec();
   add_chat_tokens(spec, format);
   spec.eos = format.end();
-  spec.stops = format.stops();
+  find_stops(spec);
   spec.companions.erase("chat_template.jinja");  // of another template, and it would come first
   std::map<std::string, std::string> files = companion_files(spec);
   const auto name_tokens = [&](OrderedJson& tree) {

@@ -52,18 +52,7 @@ std::optional<TokenId> first_of(const TokenizerSpec& spec, std::initializer_list
 
 }  // namespace
 
-void find_roles(TokenizerSpec& spec) {
-  const nlohmann::json config = companion(spec, "tokenizer_config.json");
-  if (!spec.bos) spec.bos = named_token(spec, config, "bos_token");
-  if (!spec.bos && !spec.before.empty()) spec.bos = spec.before.front();
-  const bool without_bos = config.is_object() && config.contains("bos_token") && config["bos_token"].is_null();
-  if (!spec.bos && !without_bos) spec.bos = first_of(spec, {"<|begin_of_text|>", "<s>", "<|endoftext|>"});
-  if (!spec.eos) spec.eos = named_token(spec, config, "eos_token");
-  // A chat model's eos_token ends a turn; what ends a text goes by its own name.
-  if (!spec.end_of_text) spec.end_of_text = first_of(spec, {"<|end_of_text|>", "<|endoftext|>", "</s>"});
-  if (!spec.end_of_text) spec.end_of_text = spec.eos;
-  if (!spec.eos) spec.eos = spec.end_of_text;
-
+void find_stops(TokenizerSpec& spec) {
   const auto stop = [&](std::optional<TokenId> id) {
     if (id && std::find(spec.stops.begin(), spec.stops.end(), *id) == spec.stops.end()) spec.stops.push_back(*id);
   };
@@ -76,6 +65,20 @@ void find_roles(TokenizerSpec& spec) {
     for (const nlohmann::json& id : ids.is_array() ? ids : nlohmann::json::array({ids}))
       if (id.is_number_unsigned() && id.get<std::uint64_t>() < spec.pieces.size()) stop(id.get<TokenId>());
   }
+}
+
+void find_roles(TokenizerSpec& spec) {
+  const nlohmann::json config = companion(spec, "tokenizer_config.json");
+  if (!spec.bos) spec.bos = named_token(spec, config, "bos_token");
+  if (!spec.bos && !spec.before.empty()) spec.bos = spec.before.front();
+  const bool without_bos = config.is_object() && config.contains("bos_token") && config["bos_token"].is_null();
+  if (!spec.bos && !without_bos) spec.bos = first_of(spec, {"<|begin_of_text|>", "<s>", "<|endoftext|>"});
+  if (!spec.eos) spec.eos = named_token(spec, config, "eos_token");
+  // A chat model's eos_token ends a turn; what ends a text goes by its own name.
+  if (!spec.end_of_text) spec.end_of_text = first_of(spec, {"<|end_of_text|>", "<|endoftext|>", "</s>"});
+  if (!spec.end_of_text) spec.end_of_text = spec.eos;
+  if (!spec.eos) spec.eos = spec.end_of_text;
+  find_stops(spec);
 }
 
 std::vector<Merge> merges_from_ranks(const TokenizerSpec& spec, const std::vector<std::int64_t>& rank_of) {

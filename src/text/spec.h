@@ -68,6 +68,7 @@ void set_piece(TokenizerSpec& spec, TokenId id, std::string bytes, PieceKind kin
 std::optional<TokenId> find_added(const TokenizerSpec& spec, std::string_view content);
 // Fills bos, eos, end_of_text and stops where the companions, the post-processor or well-known names tell.
 void find_roles(TokenizerSpec& spec);
+void find_stops(TokenizerSpec& spec);  // the stops alone: what ends a text or a turn, and what generation_config.json says
 // Every way to put a token together from two others, with the rank of the result: how tiktoken and scored vocabularies merge.
 // rank_of[id] < 0: the token is never merged into or from.
 std::vector<Merge> merges_from_ranks(const TokenizerSpec& spec, const std::vector<std::int64_t>& rank_of);

@@ -95,11 +95,13 @@ TEST_F(SftDryRun, ConfigsAndTemplatesOfAUsersOwn) {
   const std::string row = write("mine.yaml", "user: \"Q {c} A\"\nanswer: [\"{c}\", \"{eos}\"]\ntokens: \"<end>\"\n");
   const std::string config =
       write("sft.yaml", "data:\n  train: " + file + "\n  template: default\n  tokenizer: bytes\n  mask_prompt: false\n");
-  const Outcome out = bhyt({"sft", "--dry-run", config, "data.template=" + row, "--dump", path("out.jsonl")});
+  const Outcome out =
+      bhyt({"sft", "--dry-run", config, "data.template=" + row, "--dump", path("out.jsonl"), "--save-tokenizer", path("tuned")});
   ASSERT_EQ(out.code, 0) << out.err;
   EXPECT_EQ(lines("out.jsonl")[0]["labels"], Json({'Q', ' ', 'h', 'i', ' ', 'A', 'y', 'e', 's', 257}));
   EXPECT_TRUE(has(out.err, "its vocabulary grows by <end> (257)")) << out.err;
   EXPECT_TRUE(has(out.out, "⟦Q hi Ayes<end>⟧")) << out.out;
+  EXPECT_EQ(Json::parse(read_text(folder_.path / "tuned" / "tokenizer_config.json"))["eos_token"], "<end>");
 }
 
 TEST_F(SftDryRun, MistakesAreNamed) {
@@ -120,7 +122,7 @@ TEST_F(SftDryRun, MistakesAreNamed) {
   refused(dry(file, {"data.seq_len=1"}), 2, "none of the 2 tokens of its 2 examples is scored");
   refused(bhyt({"sft", "--dry-run", "data.tokenizer=bytes"}), 2, "data.train must name");
   refused(bhyt({"sft", "--dry-run", "data.train=" + file}), 2, "data.tokenizer must be");
-  refused(bhyt({"sft", "data.train=" + file, "--dump", path("x")}), 2, "--dump goes with --dry-run");
+  refused(bhyt({"sft", "data.train=" + file, "--dump", path("x")}), 2, "--dump and --save-tokenizer go with --dry-run");
   refused(dry(write("bad.jsonl", std::string(kThree) + "{\"a\"\n"), {"--dump", path("out.jsonl")}), 1,
           "bad.jsonl, record 3, line 4: bad JSON");
   EXPECT_FALSE(fs::exists(folder_.path / "out.jsonl"));  // nor anything else that was begun
