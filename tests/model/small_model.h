@@ -51,8 +51,9 @@ struct Tokens {
 };
 
 // Initial values, then everything that starts at a constant is moved off it, so that no gradient is tested at a special point.
-inline std::unique_ptr<Model> make_model(Context& ctx, const ModelConfig& c, DType type = DType::f32, const Frozen& frozen = {}) {
-  auto m = std::make_unique<Model>(ctx, c, type, frozen);
+inline std::unique_ptr<Model> make_model(Context& ctx, const ModelConfig& c, DType type = DType::f32, const Frozen& frozen = {},
+                                         const LoraConfig& lora = {}) {
+  auto m = std::make_unique<Model>(ctx, c, type, frozen, lora);
   m->parameters().initialize(1);
   Rng rng(9);
   for (const Parameter& p : m->parameters().list()) {
@@ -103,6 +104,7 @@ class TrainingStep {
                              .tokens_in_step = count_,
                              .with_aux = true,
                              .accumulate = accumulate,
+                             .dropout_seed = dropout_seed,
                              .layer_done = std::move(layer_done)});
     return {on_host(ctx_, loss_)[0] / count_, on_host(ctx_, gradients.arena)};
   }
@@ -113,6 +115,7 @@ class TrainingStep {
 
   Gradients gradients;
   TrainPass pass;
+  std::uint64_t dropout_seed = 0;
 
  private:
   Context& ctx_;
