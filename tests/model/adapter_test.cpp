@@ -49,6 +49,12 @@ struct Pair {
     const auto plain = make_model(cpu(), config, type);
     save_model(base, *plain);
     model = make_model(cpu(), config, type, {}, lora);
+    for (const Parameter& p : model->parameters().list()) {  // norms that were trained are others than the base's
+      if (p.frozen || p.adapter()) continue;
+      std::vector<float> v = model->parameters().read_value(p);
+      for (float& e : v) e += 0.25f;
+      model->parameters().write_value(p, v.data());
+    }
     save_adapter(adapter, *model, "somewhere/base", values_of(*model));
   }
   Json settings() const { return read_json(adapter / kAdapterConfig); }
@@ -172,7 +178,7 @@ TEST(AdapterMerge, IsTheAdapterBesideTheWeights) {
     const auto beside = logits_of(*pair.model);
     const auto loaded = load_model(cpu(), pair.base, DType::f32, {}, &adapter);
     copy(cpu(), pair.model->constants(), loaded->constants());
-    EXPECT_LT(apart(logits_of(*loaded), beside), 2e-5) << method;
+    EXPECT_LT(apart(logits_of(*loaded), beside), 2e-4) << method;
     EXPECT_GT(apart(logits_of(*load_model(cpu(), pair.base, DType::f32)), beside), 1e-2) << method << ": the adapter must count";
     convert_checkpoint(pair.base, pair.dir / "merged", {.merge = &adapter});
     save_merged(made(pair.dir / "again"), *pair.model, values_of(*pair.model));

@@ -55,11 +55,11 @@ inline std::unique_ptr<Model> make_model(Context& ctx, const ModelConfig& c, DTy
                                          const LoraConfig& lora = {}) {
   auto m = std::make_unique<Model>(ctx, c, type, frozen, lora);
   m->parameters().initialize(1);
-  Rng rng(9);
+  Rng own(9), of_adapters(10);  // the model's own values are the same with adapters and without
   for (const Parameter& p : m->parameters().list()) {
     if (p.init_std > 0) continue;
     auto v = m->parameters().read_value(p);
-    for (float& e : v) e += static_cast<float>(0.1 * rng.normal());
+    for (float& e : v) e += static_cast<float>(p.adapter() ? 0.3 * of_adapters.normal() : 0.1 * own.normal());
     m->parameters().write_value(p, v.data());
   }
   m->refresh_constants();
