@@ -124,7 +124,7 @@ Adapter::Adapter(const fs::path& dir) : dir_(checked_folder(dir)), file_(dir / k
   check(type == "LORA", "{}: expected peft_type LORA, got {}", where, schema::show(type));
   check_plain(config, where);
   const double rank = number(config, "r", 0, where);
-  check(rank == static_cast<double>(static_cast<std::int64_t>(rank)), "{}: expected r to be a whole number, got {}", where, rank);
+  check(rank <= kMostRank && rank == std::floor(rank), "{}: expected r to be a whole number up to {}, got {}", where, kMostRank, rank);
   rank_ = static_cast<std::int64_t>(rank);
   alpha_ = number(config, "lora_alpha", 0, where);
   if (!key_of(config, "lora_dropout").is_null()) dropout_ = number(config, "lora_dropout", 0, where);
@@ -228,8 +228,7 @@ void each_merged(const WeightFiles::Entry& entry, const Parameter& p, const Adap
 namespace {
 
 Json alpha_json(double alpha) {
-  const auto whole = static_cast<std::int64_t>(alpha);
-  return static_cast<double>(whole) == alpha ? Json(whole) : Json(alpha);
+  return alpha == std::floor(alpha) && alpha < 1e15 ? Json(static_cast<std::int64_t>(alpha)) : Json(alpha);
 }
 
 // The keys that PEFT writes, in its order.

@@ -77,7 +77,6 @@ std::int64_t LoraConfig::width(Product p) const {
 }
 
 void validate(const LoraConfig& lora, const ModelConfig& config) {
-  constexpr std::int64_t kMostRank = 65536;
   check_usage(lora.rank >= 0 && lora.rank <= kMostRank, "lora.rank must be from 0 to {}, got {}", kMostRank, lora.rank);
   if (lora.rank == 0) return;
   check_usage(lora.alpha > 0 && std::isfinite(lora.alpha), "lora.alpha must be greater than 0, got {}", lora.alpha);

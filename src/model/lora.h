@@ -15,6 +15,7 @@ namespace bhyt {
 // The projections that can have an adapter, in the order of the parameters.
 enum class Projection : std::uint8_t { q, k, v, o, gate, up, down };
 constexpr int kProjections = 7;
+constexpr std::int64_t kMostRank = 65536;
 std::string_view name_of(Projection p);         // "q_proj"
 std::string_view module_of(Projection p);       // "self_attn.q_proj"
 Projection projection_named(std::string_view);  // from "q_proj"; UsageError naming all of them otherwise

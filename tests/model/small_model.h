@@ -51,14 +51,15 @@ struct Tokens {
 };
 
 // Initial values, then everything that starts at a constant is moved off it, so that no gradient is tested at a special point.
-inline std::unique_ptr<Model> make_model(Context& ctx, const ModelConfig& c, DType type = DType::f32, const Frozen& frozen = {}) {
-  auto m = std::make_unique<Model>(ctx, c, type, frozen);
+inline std::unique_ptr<Model> make_model(Context& ctx, const ModelConfig& c, DType type = DType::f32, const Frozen& frozen = {},
+                                         const LoraConfig& lora = {}) {
+  auto m = std::make_unique<Model>(ctx, c, type, frozen, lora);
   m->parameters().initialize(1);
-  Rng rng(9);
+  Rng own(9), of_adapters(10);  // the model's own values are the same with adapters and without
   for (const Parameter& p : m->parameters().list()) {
     if (p.init_std > 0) continue;
     auto v = m->parameters().read_value(p);
-    for (float& e : v) e += static_cast<float>(0.1 * rng.normal());
+    for (float& e : v) e += static_cast<float>(p.adapter() ? 0.3 * of_adapters.normal() : 0.1 * own.normal());
     m->parameters().write_value(p, v.data());
   }
   m->refresh_constants();
@@ -103,6 +104,7 @@ class TrainingStep {
                              .tokens_in_step = count_,
                              .with_aux = true,
                              .accumulate = accumulate,
+                             .dropout_seed = dropout_seed,
                              .layer_done = std::move(layer_done)});
     return {on_host(ctx_, loss_)[0] / count_, on_host(ctx_, gradients.arena)};
   }
@@ -113,6 +115,7 @@ class TrainingStep {
 
   Gradients gradients;
   TrainPass pass;
+  std::uint64_t dropout_seed = 0;
 
  private:
   Context& ctx_;
