@@ -25,6 +25,16 @@ void RepackOption::add_to(CLI::App& app) {
   app.add_flag("--no-fold", no_fold, "keep the norms' gains apart from the weights behind them");
 }
 
+void RepackOption::add_load_to(CLI::App& app) {
+  app.add_option("--load", load, "mapped: weights stay in their file where they can, gains apart; on the CPU (copied: into memory)")
+      ->capture_default_str();
+}
+
+Load RepackOption::loading() const {
+  check_usage(load == "copied" || load == "mapped", "--load takes copied or mapped, got {}", load);
+  return load == "mapped" ? Load::mapped : Load::copied;
+}
+
 Model::Repack RepackOption::how() const {
   check_usage(weights.empty() || weights == "int8" || weights == "fp8", "--weights takes int8 or fp8, got {}", weights);
   Model::Repack how{.fold = !no_fold};

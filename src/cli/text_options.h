@@ -6,7 +6,7 @@
 #include <string>
 
 #include "generate/request.h"
-#include "model/model.h"
+#include "model/checkpoint.h"
 #include "text/tokenizer.h"
 
 namespace CLI {
@@ -17,12 +17,15 @@ namespace bhyt::cli {
 
 void add_sampling(CLI::App& app, Sampling& options);
 
-// --weights and --no-fold: how a model is made ready for generating.
+// --weights, --no-fold and --load: how a model is made ready for generating.
 struct RepackOption {
   std::string weights;  // "", int8 or fp8
   bool no_fold = false;
+  std::string load = "copied";
   void add_to(CLI::App& app);
+  void add_load_to(CLI::App& app);  // where there is a file to load from
   Model::Repack how() const;
+  Load loading() const;
 };
 
 // Of --tokenizer (`named`), else the checkpoint's own. The model must have a row for each of its ids. A model may have more rows, for

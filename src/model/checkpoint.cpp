@@ -1,10 +1,8 @@
 #include "model/checkpoint.h"
 
-#include <cmath>
 #include <cstring>
 
 #include "core/check.h"
-#include "core/log.h"
 #include "model/checkpoint_files.h"
 #include "model/checkpoint_json.h"
 #include "model/hf_files.h"
@@ -16,42 +14,6 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::size_t kHostBytes = 16 << 20;  // at a time between a device and a file
-
-// One parameter from its stored tensor, piece by piece. Returns how many values are not finite.
-std::int64_t load_tensor(Context& ctx, const WeightFiles::Entry& entry, const Parameter& p, const ValueSink& sink) {
-  std::int64_t non_finite = 0;
-  std::vector<char> raw;
-  each_piece(entry, [&](const float* values, std::int64_t first, std::int64_t n) {
-    for (std::int64_t i = 0; i < n; ++i) non_finite += !std::isfinite(values[i]);
-    const std::size_t element = size_of(p.value.dtype);
-    raw.resize(static_cast<std::size_t>(n) * element);
-    encode_floats(values, n, p.value.dtype, raw.data());
-    ctx.copy(ctx.device(), static_cast<char*>(p.value.data) + static_cast<std::size_t>(first) * element, Device::cpu(), raw.data(),
-             raw.size());
-    if (sink) sink(p, first, n, values);
-  });
-  return non_finite;
-}
-
-void check_fit(const fs::path& dir, const WeightFiles& files, const std::vector<Parameter>& parameters) {
-  const std::vector<std::string> wrong = mismatches(files, parameters);
-  check(wrong.empty(), "{}: the weights do not fit config.json:\n  {}", dir.string(), fmt::join(wrong, "\n  "));
-}
-
-void load_from(const WeightFiles& files, const Parameters& into, const ValueSink& sink = {}) {
-  check_tied_head(files, into.list());
-  for (const Parameter& p : into.list()) {
-    const WeightFiles::Entry* entry = files.find(p.name);
-    if (!entry) {  // optional: keeps its initial value
-      const std::vector<float> initial(static_cast<std::size_t>(p.size), static_cast<float>(p.init_value));
-      into.write_value(p, initial.data());
-      if (sink) sink(p, 0, p.size, initial.data());
-      continue;
-    }
-    if (const std::int64_t count = load_tensor(into.context(), *entry, p, sink))
-      log::warning("{}: tensor {} holds {} values that are not finite", entry->file->path().filename().string(), p.name, count);
-  }
-}
 
 // Whether values of a float type are all finite: none has every bit of its exponent set.
 bool all_finite(const void* data, std::size_t bytes, DType type) {
@@ -89,25 +51,6 @@ SafeTensorOut tensor_out(Context& ctx, const Parameter& p) {
 std::vector<std::string> weight_mismatches(const fs::path& dir, const ModelConfig& config) {
   require_checkpoint(dir);
   return mismatches(WeightFiles(dir), parameter_list(config));
-}
-
-void load_weights(const fs::path& dir, const Parameters& into, const ValueSink& sink) {
-  require_checkpoint(dir);
-  const WeightFiles files(dir);
-  check_fit(dir, files, into.list());
-  load_from(files, into, sink);
-}
-
-std::unique_ptr<Model> load_model(Context& ctx, const fs::path& dir, DType type, const std::optional<Model::Repack>& for_generating) {
-  require_checkpoint(dir);
-  const ModelConfig config = read_model_config(dir / "config.json");
-  const WeightFiles files(dir);
-  check_fit(dir, files, parameter_list(config));  // before the memory is asked for: a wrong config may ask for anything
-  auto model = std::make_unique<Model>(ctx, config, type);
-  load_from(files, model->parameters());
-  model->refresh_constants();
-  if (for_generating) model->repack(*for_generating);
-  return model;
 }
 
 void save_model_files(const fs::path& dir, const ModelConfig& config, DType weights) {

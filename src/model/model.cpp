@@ -19,10 +19,10 @@ const ModelConfig& checked(const ModelConfig& config, DType type) {
 
 }  // namespace
 
-Model::Model(Context& context, const ModelConfig& config, DType type, const Frozen& frozen)
+Model::Model(Context& context, const ModelConfig& config, DType type, const Frozen& frozen, const Borrowed& borrowed)
     : config_(checked(config, type)),
       plan_(plan_norms(config.norm, config.layers, config.d, config.eps)),
-      parameters_(context, config, type, frozen),
+      parameters_(context, config, type, frozen, borrowed),
       weights_(parameters_.values()),
       few_(weights_),
       c_attn_(context, DType::f32, {config.layers}),

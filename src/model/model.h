@@ -16,8 +16,8 @@ namespace bhyt {
 
 class Model {
  public:
-  // frozen: parameters that are not to be trained (parameters.h).
-  Model(Context& context, const ModelConfig& config, DType type, const Frozen& frozen = {});
+  // frozen: parameters that are not to be trained; borrowed: values that lie elsewhere, for generating alone (parameters.h).
+  Model(Context& context, const ModelConfig& config, DType type, const Frozen& frozen = {}, const Borrowed& borrowed = {});
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 

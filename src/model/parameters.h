@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -46,6 +47,7 @@ struct Parameter {
   std::int64_t offset = -1;  // elements from the start of an arena; -1 when frozen: arenas hold nothing for it
   Tensor value = {};         // what the model computes with (matrices in the run's type, vectors and scalars in fp32)
   bool decays = false, frozen = false;
+  bool borrowed = false;  // its value lies in memory of others, and is never written
   bool joined = false;    // lies right behind the one before it: q,k,v and gate,up are one matrix each
   bool optional = false;  // a file may lack it (corrections of exact layers): it keeps its initial value
   double init_std = 0;    // normal; 0: filled with init_value
@@ -57,6 +59,12 @@ using ValueSink = std::function<void(const Parameter& p, std::int64_t first, std
 
 using Frozen = std::function<bool(const Parameter&)>;
 
+// Values that lie in memory of others, which `lender` keeps: find gives their place, or null. Those that are joined must be one stretch.
+struct Borrowed {
+  std::shared_ptr<const void> lender;
+  std::function<void*(const Parameter&)> find;
+};
+
 // Every parameter a model has, in order, without memory behind it.
 std::vector<Parameter> parameter_list(const ModelConfig& config);
 
@@ -64,7 +72,7 @@ class Parameters {
  public:
   Parameters() = default;
   // frozen: further parameters that are not trained; q, k and v of a layer, and gate and up, go together.
-  Parameters(Context& context, const ModelConfig& config, DType type, const Frozen& frozen = {});
+  Parameters(Context& context, const ModelConfig& config, DType type, const Frozen& frozen = {}, const Borrowed& borrowed = {});
 
   // What a model will take, before there is one.
   struct Sizes {
@@ -106,7 +114,7 @@ class Parameters {
 
  private:
   std::vector<std::size_t> places(std::size_t& bytes) const;  // of the values, one behind the other; and the end of all
-  void lay_values();
+  void lay_values(const Borrowed& borrowed);
   void lay_arena();
   Tensor whole(void* data, DType type, const Parameter& p) const;  // q with k and v behind it, gate with up
 
@@ -114,6 +122,7 @@ class Parameters {
   std::unordered_map<std::string, std::size_t> index_;
   std::vector<Range> added_;
   Buffer values_;
+  std::shared_ptr<const void> lender_;
   std::int64_t arena_size_ = 0;
   Context* context_ = nullptr;
   DType type_ = DType::f32;
