@@ -22,15 +22,20 @@ constexpr std::int64_t kAtOnce = 16 << 20;  // elements of a file that are held 
 
 bool same_type(const SafeTensor& t, DType type) { return t.dtype == safetensors_dtype(type); }
 
-// How many of n values at `data` are not finite: those with every bit of the exponent set.
+// How many of n values at `data` are not finite: those with every bit of the exponent set. Counted only where there is one.
 std::int64_t count_non_finite(const char* data, std::int64_t n, DType type) {
-  const auto scan = [&](auto exponent) {
-    std::int64_t found = 0;
-    for (std::int64_t i = 0; i < n; ++i) {
-      auto word = exponent;
+  const auto scan = [&](auto exponent) -> std::int64_t {
+    using Word = decltype(exponent);
+    const auto at = [&](std::int64_t i) {
+      Word word;
       std::memcpy(&word, data + static_cast<std::size_t>(i) * sizeof word, sizeof word);
-      found += (word & exponent) == exponent;
-    }
+      return static_cast<Word>(word & exponent);
+    };
+    Word top = 0;
+    for (std::int64_t i = 0; i < n; ++i) top = std::max(top, at(i));
+    if (top != exponent) return 0;
+    std::int64_t found = 0;
+    for (std::int64_t i = 0; i < n; ++i) found += at(i) == exponent;
     return found;
   };
   return type == DType::bf16 ? scan(std::uint16_t{0x7F80}) : scan(std::uint32_t{0x7F800000});
@@ -140,10 +145,12 @@ std::unordered_map<std::string, void*> usable_matrices(const WeightFiles& files,
 
 // What a model borrows from the files, which stay open as long as it lives.
 Borrowed borrow(const std::shared_ptr<const WeightFiles>& files, const std::vector<Parameter>& list, DType type) {
-  return {.lender = files, .find = [found = usable_matrices(*files, list, type)](const Parameter& p) -> void* {
-            const auto it = found.find(p.name);
-            return it == found.end() ? nullptr : it->second;
-          }};
+  Borrowed out{.lender = files, .find = {}, .rest_is_written = true};
+  out.find = [found = usable_matrices(*files, list, type)](const Parameter& p) -> void* {
+    const auto it = found.find(p.name);
+    return it == found.end() ? nullptr : it->second;
+  };
+  return out;
 }
 
 }  // namespace
@@ -166,8 +173,9 @@ std::unique_ptr<Model> load_model(Context& ctx, const fs::path& dir, DType type,
   const auto files = std::make_shared<const WeightFiles>(dir);
   const std::vector<Parameter> list = parameter_list(config);
   check_fit(dir, *files, list);  // before the memory is asked for: a wrong config may ask for anything
-  auto model =
-      std::make_unique<Model>(ctx, config, type, Frozen{}, mapped ? borrow(files, list, type) : Borrowed{.lender = {}, .find = {}});
+  Borrowed borrowed{.lender = {}, .find = {}, .rest_is_written = for_generating.has_value()};
+  if (mapped) borrowed = borrow(files, list, type);
+  auto model = std::make_unique<Model>(ctx, config, type, Frozen{}, borrowed);
   load_from(*files, model->parameters());
   model->refresh_constants();
   if (!for_generating) return model;

@@ -194,7 +194,7 @@ void Parameters::lay_values(const Borrowed& borrowed) {
   std::size_t bytes = 0;
   const std::vector<std::size_t> at = places(bytes);
   values_ = Buffer(*context_, bytes);
-  context_->zero(values_.data(), bytes);
+  if (!borrowed.rest_is_written) context_->zero(values_.data(), bytes);
   for (std::size_t i = 0; i < list_.size(); ++i)
     list_[i].value = shaped(list_[i].borrowed ? elsewhere[i] : static_cast<char*>(values_.data()) + at[i], stored_as(list_[i], type_),
                             device(), list_[i]);

@@ -63,6 +63,7 @@ using Frozen = std::function<bool(const Parameter&)>;
 struct Borrowed {
   std::shared_ptr<const void> lender;
   std::function<void*(const Parameter&)> find;
+  bool rest_is_written = false;  // whoever asks for them writes all other values next: they need not be zero first
 };
 
 // Every parameter a model has, in order, without memory behind it.
