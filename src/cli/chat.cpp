@@ -184,6 +184,7 @@ int cmd_chat(const Args& args) {
       ->transform(count());
   add_sampling(app, o.sampling);
   o.repack.add_to(app);
+  o.repack.add_load_to(app);
   app.add_option("key=value", o.words, "device=auto|cpu|cuda[:N] (auto), dtype=fp32|bf16 (fp32), threads=N");
   parse(app, args);
   if (!o.chat_template.empty()) load_chat_template(o.chat_template);  // wrong ones before a model is loaded
@@ -191,7 +192,7 @@ int cmd_chat(const Args& args) {
   const Placement where = take_placement(o.words, "auto");
   Context ctx(where.device, where.threads);
   const std::filesystem::path checkpoint = o.model.find(), adapter = o.model.find_adapter();
-  const auto model = load_with_adapter(ctx, checkpoint, adapter, where.dtype, o.repack.how());
+  const auto model = load_with_adapter(ctx, checkpoint, adapter, where.dtype, o.repack.how(), o.repack.loading());
   const std::string home = tokenizer_home(checkpoint, adapter);
   const auto tokenizer = open_tokenizer(home, o.tokenizer, model->config().vocab, o.model.verify());
   const ChatFormat format(choose_template(o.chat_template, o.tokenizer.empty() ? home : o.tokenizer, *tokenizer), *tokenizer);

@@ -76,6 +76,7 @@ void add_options(CLI::App& app, EvalFlags& f) {
   app.add_option("--tokenizer", f.tokenizer, "tokenizer file or folder (otherwise the checkpoint's own)");
   app.add_flag("--no-verify", f.no_verify, kNoVerifyHelp);
   f.repack.add_to(app);
+  f.repack.add_load_to(app);
   app.add_option("key=value", f.words, "device=auto|cpu|cuda[:N] (auto), dtype=fp32|bf16 (fp32), threads=N");
 }
 
@@ -117,6 +118,7 @@ void settle(EvalFlags& f, const CLI::App& app) {
                     f.seeds.begin() + static_cast<std::ptrdiff_t>(i),
                 "--seed has {} twice", f.seeds[i]);
   f.repack.how();
+  f.repack.loading();
   check_usage(f.requests.empty() != f.tasks.empty(), "expected --tasks NAMES or --requests FILE{}",
               f.tasks.empty() ? "" : ", and got both; see bhyt eval --help");
   check_usage(!f.models.empty() || f.dry_run, "--model is required: a checkpoint folder or a run directory");
@@ -216,7 +218,7 @@ EvalJson settings_of(const EvalFlags& f, const Subject& subject, const Placement
 struct Running {
   Running(const EvalFlags& f, const Subject& subject, const Placement& where)
       : context(where.device, where.threads),
-        model(load_with_adapter(context, subject.checkpoint(), subject.adapter(), where.dtype, f.repack.how())),
+        model(load_with_adapter(context, subject.checkpoint(), subject.adapter(), where.dtype, f.repack.how(), f.repack.loading())),
         engine(context, *model, {.length = subject.reading().length + 1, .interrupted = [] { return StopSignals::received() != 0; }}) {}
 
   Context context;

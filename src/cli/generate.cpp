@@ -222,11 +222,13 @@ void add_options(CLI::App& app, Options& o) {
                  "bytes for keys and values at most (otherwise what the prompts need, as far as there is memory)")
       ->transform(count());
   o.repack.add_to(app);
+  o.repack.add_load_to(app);
   app.add_option("key=value", o.words, "device=auto|cpu|cuda[:N] (auto), dtype=fp32|bf16 (fp32), threads=N");
 }
 
 void check_options(const Options& o) {
   o.repack.how();
+  o.repack.loading();
   constexpr std::int64_t kMost = 100000;
   check_usage(o.num >= 1 && o.num <= kMost, "--num must be from 1 to {}, got {}", kMost, o.num);
   check_usage(!o.ids || o.stops.empty(), "--stop is a text, and --ids has none: use --stop-id");
@@ -245,7 +247,7 @@ int cmd_generate(const Args& args) {
   const Placement where = take_placement(o.words, "auto");
   Context ctx(where.device, where.threads);
   const std::filesystem::path checkpoint = o.model.find(), adapter = o.model.find_adapter();
-  const auto model = load_with_adapter(ctx, checkpoint, adapter, where.dtype, o.repack.how());
+  const auto model = load_with_adapter(ctx, checkpoint, adapter, where.dtype, o.repack.how(), o.repack.loading());
   Job job{.options = o, .model = *model, .tokenizer = nullptr, .prompts = {}};
   job.prompts = read_prompts(app.count("--prompt") ? &o.prompt : nullptr, o.prompt_file, o.ids);
   if (!o.ids)

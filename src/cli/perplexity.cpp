@@ -51,6 +51,7 @@ void add_options(CLI::App& app, PerplexityFlags& f) {
   app.add_flag("--json", f.json, "print the result as JSON");
   app.add_option("--tokenizer", f.tokenizer, "tokenizer file or folder (otherwise the checkpoint's own)");
   f.repack.add_to(app);
+  f.repack.add_load_to(app);
   app.add_option("FILE | key=value", f.words,
                  "texts: a .txt is one, each line of .jsonl or .ndjson is one, plain or with .gz or .zst; folders, globs;\n"
                  "keys: device=auto|cpu|cuda[:N] (auto), dtype=fp32|bf16 (fp32), threads=N");
@@ -66,6 +67,7 @@ Placement take_words(PerplexityFlags& f) {
 // What is known before the model is: mistakes should not wait for it.
 void check_flags(const PerplexityFlags& f) {
   f.repack.how();
+  f.repack.loading();
   check_usage(f.mode == "windows" || f.mode == "packed", "--mode takes windows or packed, got {}", f.mode);
   check_usage(!f.what.inputs.empty(), "expected files with texts: a .txt is one text, each line of a .jsonl is one");
   const std::vector<InputFile> files = find_inputs(f.what.inputs);
@@ -153,7 +155,7 @@ int cmd_perplexity(const Args& args) {
   check_flags(f);
   Context ctx(where.device, where.threads);
   const std::filesystem::path checkpoint = f.model.find(), adapter = f.model.find_adapter();
-  const auto model = load_with_adapter(ctx, checkpoint, adapter, where.dtype, f.repack.how());
+  const auto model = load_with_adapter(ctx, checkpoint, adapter, where.dtype, f.repack.how(), f.repack.loading());
   settle(f, app, model->config());
   const auto tokenizer = open_tokenizer(tokenizer_home(checkpoint, adapter), f.tokenizer, model->config().vocab, f.model.verify());
   std::optional<OutputFile> samples;

@@ -27,6 +27,16 @@ void RepackOption::add_to(CLI::App& app) {
   app.add_flag("--no-fold", no_fold, "keep the norms' gains apart from the weights behind them");
 }
 
+void RepackOption::add_load_to(CLI::App& app) {
+  app.add_option("--load", load, "mapped: weights stay in their file where they can, gains apart; on the CPU (copied: into memory)")
+      ->capture_default_str();
+}
+
+Load RepackOption::loading() const {
+  check_usage(load == "copied" || load == "mapped", "--load takes copied or mapped, got {}", load);
+  return load == "mapped" ? Load::mapped : Load::copied;
+}
+
 Model::Repack RepackOption::how() const {
   check_usage(weights.empty() || weights == "int8" || weights == "fp8", "--weights takes int8 or fp8, got {}", weights);
   Model::Repack how{.fold = !no_fold};
@@ -35,10 +45,10 @@ Model::Repack RepackOption::how() const {
 }
 
 std::unique_ptr<Model> load_with_adapter(Context& ctx, const std::filesystem::path& checkpoint, const std::filesystem::path& adapter,
-                                         DType type, const std::optional<Model::Repack>& how) {
-  if (adapter.empty()) return load_model(ctx, checkpoint, type, how);
+                                         DType type, const std::optional<Model::Repack>& how, Load load) {
+  if (adapter.empty()) return load_model(ctx, checkpoint, type, how, load);
   const Adapter merged(adapter);
-  return load_model(ctx, checkpoint, type, how, &merged);
+  return load_model(ctx, checkpoint, type, how, load, &merged);
 }
 
 std::string tokenizer_home(const std::filesystem::path& checkpoint, const std::filesystem::path& adapter) {

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "generate/request.h"
-#include "model/model.h"
+#include "model/checkpoint.h"
 #include "text/tokenizer.h"
 
 namespace CLI {
@@ -19,17 +19,20 @@ namespace bhyt::cli {
 
 void add_sampling(CLI::App& app, Sampling& options);
 
-// --weights and --no-fold: how a model is made ready for generating.
+// --weights, --no-fold and --load: how a model is made ready for generating.
 struct RepackOption {
   std::string weights;  // "", int8 or fp8
   bool no_fold = false;
+  std::string load = "copied";
   void add_to(CLI::App& app);
+  void add_load_to(CLI::App& app);  // where there is a file to load from
   Model::Repack how() const;
+  Load loading() const;
 };
 
 // load_model with the adapter of a folder merged into it; "": none.
 std::unique_ptr<Model> load_with_adapter(Context& ctx, const std::filesystem::path& checkpoint, const std::filesystem::path& adapter,
-                                         DType type, const std::optional<Model::Repack>& how);
+                                         DType type, const std::optional<Model::Repack>& how, Load load);
 // Where the tokenizer and its chat template are: with the adapter where it was saved with its own, else with the model.
 std::string tokenizer_home(const std::filesystem::path& checkpoint, const std::filesystem::path& adapter);
 

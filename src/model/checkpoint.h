@@ -24,11 +24,16 @@ std::string model_config_json(const ModelConfig& config, DType weights);
 // Whether a plain Llama loader computes the same function.
 bool is_plain_llama(const ModelConfig& config);
 
+// copied: into memory of the model's own. mapped: matrices that lie in the files as the model needs them stay there (on the CPU, for
+// generating, without folding); the system reads and drops their pages as it sees fit, and processes share them.
+enum class Load : std::uint8_t { copied, mapped };
+
 // Opens a checkpoint folder for computing: reads config, loads weights (any file dtype → `type`), computes c_attn.
 // for_generating: repacked (Model::repack), as no other use of a model allows. adapter: merged into the weights in fp32, before they become
 // `type`; null: none.
 std::unique_ptr<Model> load_model(Context& ctx, const std::filesystem::path& dir, DType type,
-                                  const std::optional<Model::Repack>& for_generating = {}, const Adapter* adapter = nullptr);
+                                  const std::optional<Model::Repack>& for_generating = {}, Load load = Load::copied,
+                                  const Adapter* adapter = nullptr);
 // What keeps the weights of a checkpoint from serving a config, a line per tensor.
 std::vector<std::string> weight_mismatches(const std::filesystem::path& dir, const ModelConfig& config, bool grow = false);
 // Loads weights into parameters that exist already, adapters left as they are; missing and unexpected tensors are all named at once. grow:

@@ -17,8 +17,10 @@ namespace bhyt {
 class Model {
  public:
   // frozen: parameters that are not to be trained (parameters.h). lora: adapters beside the weights, which are frozen then; they count
-  // until values are given to them (Parameters::initialize_adapters, load_adapter) as zeros.
-  Model(Context& context, const ModelConfig& config, DType type, const Frozen& frozen = {}, const LoraConfig& lora = {});
+  // until values are given to them (Parameters::initialize_adapters, load_adapter) as zeros. borrowed: values that lie elsewhere, for
+  // generating alone.
+  Model(Context& context, const ModelConfig& config, DType type, const Frozen& frozen = {}, const LoraConfig& lora = {},
+        const Borrowed& borrowed = {});
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 

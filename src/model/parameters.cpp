@@ -174,8 +174,9 @@ std::vector<Parameter> parameter_list(const ModelConfig& config, const LoraConfi
   return std::move(lister.list);
 }
 
-Parameters::Parameters(Context& context, const ModelConfig& config, DType type, const Frozen& frozen, const LoraConfig& lora)
-    : list_(parameter_list(config, lora)), context_(&context), type_(type), config_(config) {
+Parameters::Parameters(Context& context, const ModelConfig& config, DType type, const Frozen& frozen, const LoraConfig& lora,
+                       const Borrowed& borrowed)
+    : list_(parameter_list(config, lora)), lender_(borrowed.lender), context_(&context), type_(type), config_(config) {
   for (std::size_t i = 0; i < list_.size(); ++i) {
     Parameter& p = list_[i];
     index_[p.name] = i;
@@ -183,7 +184,7 @@ Parameters::Parameters(Context& context, const ModelConfig& config, DType type, 
     check(!p.joined || p.frozen == list_[i - 1].frozen, "[parameters] expected {} and {} to be frozen together or not at all",
           list_[i - 1].name, p.name);
   }
-  lay_values();
+  lay_values(borrowed);
   lay_arena();
 }
 
@@ -203,18 +204,25 @@ std::vector<std::size_t> Parameters::places(std::size_t& bytes) const {
   bytes = 0;
   for (const Parameter& p : list_) {
     out.push_back(p.joined ? bytes : (bytes + 255) / 256 * 256);
+    if (p.borrowed) continue;
     bytes = out.back() + static_cast<std::size_t>(p.size) * size_of(stored_as(p, type_));
   }
   return out;
 }
 
-void Parameters::lay_values() {
+void Parameters::lay_values(const Borrowed& borrowed) {
+  std::vector<void*> elsewhere(list_.size());
+  for (std::size_t i = 0; borrowed.find && i < list_.size(); ++i) {
+    elsewhere[i] = borrowed.find(list_[i]);
+    list_[i].borrowed = elsewhere[i] != nullptr;
+  }
   std::size_t bytes = 0;
   const std::vector<std::size_t> at = places(bytes);
   values_ = Buffer(*context_, bytes);
-  context_->zero(values_.data(), bytes);
+  if (!borrowed.rest_is_written) context_->zero(values_.data(), bytes);
   for (std::size_t i = 0; i < list_.size(); ++i)
-    list_[i].value = shaped(static_cast<char*>(values_.data()) + at[i], stored_as(list_[i], type_), device(), list_[i]);
+    list_[i].value = shaped(list_[i].borrowed ? elsewhere[i] : static_cast<char*>(values_.data()) + at[i], stored_as(list_[i], type_),
+                            device(), list_[i]);
 }
 
 void Parameters::lay_arena() {
@@ -342,6 +350,7 @@ std::vector<float> Parameters::read_value(const Parameter& p) const {
 }
 
 void Parameters::write_value(const Parameter& p, const float* data) const {
+  check(!p.borrowed, "[parameters] expected values of its own to write, {} lies in memory of others", p.name);
   if (p.value.dtype == DType::f32) return from_host(*context_, data, p.value);
   std::vector<bf16> raw(static_cast<std::size_t>(p.size));
   for (std::size_t i = 0; i < raw.size(); ++i) raw[i] = to_bf16(data[i]);

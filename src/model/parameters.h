@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -50,6 +51,7 @@ struct Parameter {
   std::int64_t offset = -1;               // elements from the start of an arena; -1 when frozen: arenas hold nothing for it
   Tensor value = {};                      // what the model computes with (matrices in the run's type, vectors and scalars in fp32)
   bool decays = false, frozen = false;
+  bool borrowed = false;  // its value lies in memory of others, and is never written
   bool joined = false;    // lies right behind the one before it: q,k,v and gate,up are one matrix each
   bool optional = false;  // a file may lack it (corrections of exact layers): it keeps its initial value
   double init_std = 0;    // normal; 0: filled with init_value
@@ -66,6 +68,13 @@ using Frozen = std::function<bool(const Parameter&)>;
 
 bool of_norm(const Parameter& p);  // γ, λ, … and the corrections of a statistic
 
+// Values that lie in memory of others, which `lender` keeps: find gives their place, or null. Those that are joined must be one stretch.
+struct Borrowed {
+  std::shared_ptr<const void> lender;
+  std::function<void*(const Parameter&)> find;
+  bool rest_is_written = false;  // whoever asks for them writes all other values next: they need not be zero first
+};
+
 // Every parameter a model has, in order, without memory behind it.
 std::vector<Parameter> parameter_list(const ModelConfig& config, const LoraConfig& lora = {});
 
@@ -74,7 +83,8 @@ class Parameters {
   Parameters() = default;
   // frozen: further parameters that are not trained; q, k and v of a layer, and gate and up, go together. With lora the model's own weights
   // are frozen anyway.
-  Parameters(Context& context, const ModelConfig& config, DType type, const Frozen& frozen = {}, const LoraConfig& lora = {});
+  Parameters(Context& context, const ModelConfig& config, DType type, const Frozen& frozen = {}, const LoraConfig& lora = {},
+             const Borrowed& borrowed = {});
 
   // What a model will take, before there is one.
   struct Sizes {
@@ -119,7 +129,7 @@ class Parameters {
 
  private:
   std::vector<std::size_t> places(std::size_t& bytes) const;  // of the values, one behind the other; and the end of all
-  void lay_values();
+  void lay_values(const Borrowed& borrowed);
   void lay_arena();
   Tensor whole(void* data, DType type, std::size_t i) const;  // of the i-th with what is joined to it: q with k and v, gate with up
   void draw(const Parameter& p, std::uint64_t seed, const ValueSink& sink) const;
@@ -128,6 +138,7 @@ class Parameters {
   std::unordered_map<std::string, std::size_t> index_;
   std::vector<Range> added_;
   Buffer values_;
+  std::shared_ptr<const void> lender_;
   std::int64_t arena_size_ = 0;
   Context* context_ = nullptr;
   DType type_ = DType::f32;

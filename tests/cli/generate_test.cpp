@@ -382,6 +382,20 @@ TEST_F(GenerateText, WeightsInInt8AndGainsApart) {
   expect_usage_error({"--prompt", "a", "--weights", "fp4"}, "--weights takes int8 or fp8, got fp4");
 }
 
+TEST_F(GenerateText, WeightsThatStayInTheirFile) {
+  const Words words{"--prompt", "The", "--logprobs", "device=cpu"};
+  const auto with = [&](const Words& more) {
+    Words all = words;
+    all.insert(all.end(), more.begin(), more.end());
+    const Json answer = generate(all);
+    return std::pair(answer["text"], answer["logprobs"]);
+  };
+  EXPECT_EQ(with({"--load", "mapped"}), with({"--load", "copied", "--no-fold"}));
+  expect_usage_error({"--prompt", "a", "--load", "borrowed"}, "--load takes copied or mapped, got borrowed");
+  expect_usage_error({"--prompt", "a", "--load", "mapped", "--weights", "int8", "device=cpu"}, "--load mapped keeps the weights");
+  expect_usage_error({"--prompt", "a", "--weights", "fp8", "device=cpu"}, "weights in fp8 are for a GPU");
+}
+
 TEST_F(GenerateText, LivesWithTheMemoryItIsGiven) {
   std::string prompts;
   for (int i = 0; i < 6; ++i)
