@@ -97,6 +97,57 @@ TEST(Passes, AScoreWithinATrainingStepLeavesItsGradientsAlone) {
     }
 }
 
+// A list of the tokens that are scored, with places that stand for nothing, changes what reaches the LM head and no result.
+TEST(Passes, TokensThatAreNotScoredNeedNotReachTheHead) {
+  for (Context& ctx : test::contexts())
+    for (const char* method : {"rmsnorm", "bhyt"}) {
+      SCOPED_TRACE(fmt::format("{} {}", method, name_of(ctx.device())));
+      const ModelConfig c = small_config(method, 2);
+      const auto m = make_model(ctx, c);
+      constexpr std::int64_t kRows = 3, kTokens = kRows * kSeq;
+      std::vector<std::int32_t> ids(kTokens), targets(kTokens, -1), places, followers;
+      for (std::int64_t i = 0; i < kTokens; ++i) {
+        ids[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(i * 7 % c.vocab);
+        if (i % 3 != 1) continue;
+        targets[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(i * 5 % c.vocab);
+        places.push_back(static_cast<std::int32_t>(i));
+        followers.push_back(targets[static_cast<std::size_t>(i)]);
+      }
+      for (auto* list : {&places, &followers}) list->insert(list->end(), 4, -1);
+      const auto upload = [&](const std::vector<std::int32_t>& from, std::int64_t rows) {
+        OwnedTensor t(ctx, DType::i32, {rows, std::ssize(from) / rows});
+        from_host(ctx, from.data(), t);
+        return t;
+      };
+      const OwnedTensor tokens = upload(ids, kRows), all = upload(targets, kRows), some = upload(places, 1), behind = upload(followers, 1);
+      TrainPass pass(ctx, *m, {.batch = kRows, .seq = kSeq});
+      const auto run = [&](bool listed) {
+        const Gradients gradients(ctx, m->parameters());
+        const OwnedTensor loss(ctx, DType::f32, {2}), scale = OwnedTensor(ctx, DType::f32, {1});
+        zero(ctx, loss);
+        const float quarter = 0.25f;
+        from_host(ctx, &quarter, scale);
+        const Batch b{.batch = kRows,
+                      .seq = kSeq,
+                      .tokens = tokens,
+                      .targets = all,
+                      .scored = listed ? some.t.reshape({some.t.size()}) : Tensor{},
+                      .scored_targets = listed ? behind.t.reshape({behind.t.size()}) : Tensor{}};
+        const auto part = [&](int i) { return Tensor(loss.t.as<float>() + i, DType::f32, ctx.device(), {1}); };
+        pass.run(b, {.gradients = gradients, .loss = part(0), .scale = 0.5f, .scale_by = scale, .accumulate = false});
+        pass.score(b, {.loss = part(1)});
+        std::vector<float> out = on_host(ctx, loss);
+        for (const float g : on_host(ctx, gradients.arena)) out.push_back(g);
+        return out;
+      };
+      const std::vector<float> whole = run(false), listed = run(true);
+      ASSERT_EQ(whole.size(), listed.size());
+      EXPECT_GT(whole[0], 10);
+      EXPECT_NEAR(whole[0], whole[1], 1e-4);
+      for (std::size_t i = 0; i < whole.size(); ++i) ASSERT_NEAR(whole[i], listed[i], 1e-6f + 1e-5f * std::abs(whole[i])) << i;
+    }
+}
+
 TEST(Passes, TwoTrainingPassesOfOneModelDoNotShareActivations) {
   for (Context& ctx : test::contexts()) {
     const auto m = make_model(ctx, small_config("bhyt", 2));
