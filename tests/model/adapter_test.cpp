@@ -286,10 +286,11 @@ TEST(AdapterFolder, DamagedOnesAreRefused) {
   const auto rewrite = [&](auto&& change) {
     const SafeTensors file(pair.dir / "adapter" / kAdapterWeights);
     std::vector<SafeTensorOut> out;
-    for (const auto& [name, t] : file.tensors()) {
-      std::string to = name;
+    for (const auto& entry : file.tensors()) {
+      std::string to = entry.first;
+      const SafeTensor* t = &entry.second;
       if (!change(to)) continue;
-      out.push_back({to, t.dtype, t.shape, [&t](const auto& put) { put(t.data, t.end - t.begin); }});
+      out.push_back({to, t->dtype, t->shape, [t](const auto& put) { put(t->data, t->end - t->begin); }});
     }
     const fs::path other = made(pair.dir / "other");
     write_safetensors(other / kAdapterWeights, std::move(out));
