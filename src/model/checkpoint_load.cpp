@@ -35,6 +35,7 @@ std::int64_t count_non_finite(const char* data, std::int64_t n, DType type) {
       return static_cast<Word>(word & exponent);
     };
     Word top = 0;
+#pragma omp simd reduction(max : top)
     for (std::int64_t i = 0; i < n; ++i) top = std::max(top, at(i));
     if (top != exponent) return 0;
     std::int64_t found = 0;

@@ -54,7 +54,10 @@ void cpu::scale_columns(Context& ctx, const Tensor& w, const Tensor& by, float f
     parallel_for(ctx.threads(), w.rows(), (1 << 16) / (w.cols() + 1) + 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
         T* const row = w.as<T>() + i * w.ld;
-        for (std::int64_t j = 0; j < w.cols(); ++j) row[j] = from_float<T>(to_float(row[j]) * (factor * by.as<float>()[j]));
+        const float* const gains = by.as<float>();
+        const std::int64_t n = w.cols();
+#pragma omp simd
+        for (std::int64_t j = 0; j < n; ++j) row[j] = from_float<T>(to_float(row[j]) * (factor * gains[j]));
       }
     });
   });
