@@ -60,11 +60,13 @@ void Optimizer::save(std::vector<SafeTensorOut>& tensors) const {
       if (!p.frozen)
         tensors.push_back(tensor_from(parameters_.context(), s.name + "." + p.name, p.shape, parameters_.in_arena(s.values, p)));
   if (!masters_.low_bits()) return;
-  for (const Parameter& p : parameters_.list())
+  for (const Parameter& p : parameters_.list()) {
+    if (p.frozen) continue;  // the weights hold every bit of these
     tensors.push_back({kMaster + p.name, "F32", p.shape, [this, &p](const Put& put) {
                          const std::vector<float> master = masters_.read(p);
                          put(master.data(), master.size() * sizeof(float));
                        }});
+  }
 }
 
 void Optimizer::load(const SafeTensors& file) {
@@ -74,8 +76,8 @@ void Optimizer::load(const SafeTensors& file) {
       const std::vector<float> host = read_tensor(file, s.name + "." + p.name, p.size);
       from_host(parameters_.context(), host.data(), parameters_.in_arena(s.values, p));
     }
-  if (!file.find(kMaster + parameters_.list().front().name)) return;
-  for (const Parameter& p : parameters_.list()) masters_.write(p, 0, p.size, read_tensor(file, kMaster + p.name, p.size).data());
+  for (const Parameter& p : parameters_.list())
+    if (!p.frozen && file.find(kMaster + p.name)) masters_.write(p, 0, p.size, read_tensor(file, kMaster + p.name, p.size).data());
 }
 
 }  // namespace bhyt::train
