@@ -227,9 +227,7 @@ void each_merged(const WeightFiles::Entry& entry, const Parameter& p, const Adap
 
 namespace {
 
-Json alpha_json(double alpha) {
-  return alpha == std::floor(alpha) && alpha < 1e15 ? Json(static_cast<std::int64_t>(alpha)) : Json(alpha);
-}
+Json alpha_json(double alpha) { return alpha == std::floor(alpha) && alpha < 1e15 ? Json(static_cast<std::int64_t>(alpha)) : Json(alpha); }
 
 // The keys that PEFT writes, in its order.
 Json config_json(const Model& model, const std::string& base) {
