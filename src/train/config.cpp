@@ -31,6 +31,7 @@ const schema::Names<ScheduleKind> kSchedule = {{"cosine", ScheduleKind::cosine},
                                                {"linear", ScheduleKind::linear},
                                                {"constant", ScheduleKind::constant},
                                                {"wsd", ScheduleKind::wsd}};
+const schema::Names<NormFrom> kNormFrom = {{"checkpoint", NormFrom::checkpoint}, {"calibrate", NormFrom::calibrate}};
 const schema::Names<Save> kSave = {{"full", Save::full}, {"weights", Save::weights}};
 const schema::Names<Recompute> kRecompute = {
     {"none", Recompute::none}, {"norm", Recompute::norm}, {"swiglu", Recompute::swiglu}, {"block", Recompute::block}};
@@ -175,10 +176,11 @@ void let_words_win(Json& tree, const std::string& file, const std::vector<std::s
 // What may change when a run goes on.
 bool may_change(const std::string& key) {
   static const std::set<std::string> kFree = {
-      "model.init",        "model.preset",      "data.train",         "data.valid",       "data.tokenizer",  "train.steps",
-      "train.micro_batch", "train.eval_every",  "train.eval_batches", "train.save_every", "train.keep",      "train.save",
-      "train.log_every",   "train.max_skipped", "train.select",       "train.patience",   "train.recompute", "run.dir",
-      "run.device",        "run.threads",       "run.resume",         "lora.init",        "lora.merge"};
+      "model.init",         "model.preset",     "norm.from",      "data.train",        "data.valid",
+      "data.calibrate",     "data.tokenizer",   "train.steps",    "train.micro_batch", "train.eval_every",
+      "train.eval_batches", "train.save_every", "train.keep",     "train.save",        "train.log_every",
+      "train.max_skipped",  "train.select",     "train.patience", "train.recompute",   "run.dir",
+      "run.device",         "run.threads",      "run.resume",     "lora.init",         "lora.merge"};
   return kFree.contains(key) || key.starts_with("eval.");
 }
 
@@ -260,6 +262,9 @@ static void fields(DataSection& c, V& v) {
   v.custom(
       "valid", "the same, for validation; in file order", [&](const Json& j, const std::string& key) { c.valid = read_entries(j, key); },
       [&] { return write_entries(c.valid); });
+  v.custom(
+      "calibrate", "texts or token files for norm.from=calibrate; default: data.train",
+      [&](const Json& j, const std::string& key) { c.calibrate = read_entries(j, key); }, [&] { return write_entries(c.calibrate); });
   v.text(
       "tokenizer", c.tokenizer,
       "bytes, a file, a folder, a checkpoint or a run; auto = what the token files were packed with, else that of model.init, else bytes");
@@ -398,13 +403,26 @@ static void fields(RunSection& c, V& v) {
            "what to do with a directory that holds a run: refuse, go on, insist on a run to go on with, or put it aside and start afresh");
 }
 
+// The norm section of a run: that of a model, and where its values come from.
+struct NormSection {
+  NormConfig& config;
+  NormFrom& from;
+};
+template <class V>
+static void fields(NormSection& c, V& v) {
+  fields(c.config, v);
+  v.choice("from", c.from, kNormFrom,
+           "with model.init: calibrate = fit gamma and lambda of this method to what the checkpoint's norms give (data.calibrate)");
+}
+
 template <class V>
 static void fields(RunConfig& c, V& v) {
   std::int64_t version = kVersion;
   v.integer("version", version, "of the config's format");
   check_usage(version == kVersion, "version must be {}, got {}", kVersion, version);
   v.section("model", c.model, "");
-  v.section("norm", c.model.config.norm, "");
+  NormSection norms{c.model.config.norm, c.norm_from};
+  v.section("norm", norms, "");
   v.section("data", c.data, "");
   v.section("train", c.train, "");
   if (c.work == Work::fine_tuning) v.section("lora", c.lora, "");

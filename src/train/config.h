@@ -41,7 +41,8 @@ struct ChatSection {
 
 struct DataSection {
   std::vector<DataEntry> train, valid;
-  std::string tokenizer = "auto";  // auto: what the token files were packed with, else bytes
+  std::vector<DataEntry> calibrate;  // texts that norms are fitted to; none: data.train
+  std::string tokenizer = "auto";    // auto: what the token files were packed with, else bytes
   std::int64_t seq_len = 1024;
   Attend attend = Attend::row;
   std::optional<ChatSection> chat;  // fine-tuning
@@ -86,6 +87,9 @@ struct LoraSection {
   bool merge = false;
 };
 
+// Where what norms learn comes from in a run with model.init: the checkpoint, or a fit to its norms' outputs (train/calibrate.h).
+enum class NormFrom : std::uint8_t { checkpoint, calibrate };
+
 enum class Resume : std::uint8_t { never, auto_, must, restart };
 // Whether a run that is there already is gone on with.
 constexpr bool goes_on(Resume r) { return r == Resume::auto_ || r == Resume::must; }
@@ -102,6 +106,7 @@ struct RunSection {
 struct RunConfig {
   Work work = Work::pretraining;
   ModelSection model;  // its config holds the norm section too
+  NormFrom norm_from = NormFrom::checkpoint;
   DataSection data;
   TrainSection train;
   LoraSection lora;

@@ -31,9 +31,9 @@ struct Inputs {
   std::vector<std::string> texts;
 };
 
-Inputs look_at(const DataSection& data) {
+Inputs look_at(const std::vector<const std::vector<DataEntry>*>& all) {
   Inputs in;
-  for (const auto* entries : {&data.valid, &data.train})
+  for (const auto* entries : all)
     for (const DataEntry& e : *entries)
       for (const std::string& path : expand_globs({e.path})) {
         if (!TokenFile::recognised(path)) {
@@ -204,17 +204,14 @@ std::vector<std::string> files_of(const char* key, const std::string& path) {
   }
 }
 
-void expand(DataSection& data) {
-  check_usage(!data.train.empty(), "data.train must name what to train on: token files, texts or patterns");
-  for (auto [key, entries] : {std::pair{"data.train", &data.train}, {"data.valid", &data.valid}}) {
-    std::vector<DataEntry> out;
-    for (const DataEntry& e : *entries) {
-      std::vector<std::string> paths = files_of(key, e.path);
-      if (e.weight > 0) paths = {e.path};  // one weight for all that the pattern matches
-      for (std::string& path : paths) out.push_back({std::move(path), e.weight});
-    }
-    *entries = std::move(out);
+void expand(const char* key, std::vector<DataEntry>& entries) {
+  std::vector<DataEntry> out;
+  for (const DataEntry& e : entries) {
+    std::vector<std::string> paths = files_of(key, e.path);
+    if (e.weight > 0) paths = {e.path};  // one weight for all that the pattern matches
+    for (std::string& path : paths) out.push_back({std::move(path), e.weight});
   }
+  entries = std::move(out);
 }
 
 // A model that starts from a checkpoint has its vocabulary: then it is the data that does not fit.
@@ -260,8 +257,10 @@ RunData::RunData(RunData&&) noexcept = default;
 RunData& RunData::operator=(RunData&&) noexcept = default;
 
 RunData choose_data(RunConfig& config) {
-  expand(config.data);
-  const Inputs in = look_at(config.data);
+  check_usage(!config.data.train.empty(), "data.train must name what to train on: token files, texts or patterns");
+  expand("data.train", config.data.train);
+  expand("data.valid", config.data.valid);
+  const Inputs in = look_at({&config.data.valid, &config.data.train});
   RunData out;
   choose_tokenizer(config, in, out);
   const Tokenizer* t = out.tokenizer.get();
@@ -270,6 +269,25 @@ RunData choose_data(RunConfig& config) {
   const PackedFile* speaks = spokesman(in);
   out.fingerprint = t ? t->fingerprint() : speaks ? speaks->meta.fingerprint : 0;
   return out;
+}
+
+void choose_calibration(RunConfig& config, const RunData& data) {
+  expand("data.calibrate", config.data.calibrate);
+  const Inputs in = look_at({&config.data.calibrate});
+  check_usage(in.texts.empty() || data.tokenizer, "data.calibrate: {} is a text, and there is no tokenizer: {}",
+              in.texts.empty() ? "" : in.texts.front(), data.why_no_tokenizer);
+  const auto vocab = static_cast<std::uint64_t>(config.model.config.vocab);
+  for (const PackedFile& f : in.packed) {
+    check_usage(f.meta.fingerprint == 0 || data.fingerprint == 0 || f.meta.fingerprint == data.fingerprint,
+                "data.calibrate: {} was packed with another tokenizer ({}) than this run has ({:016x})", f.path, maker_of(f.meta),
+                data.fingerprint);
+    check_usage(f.meta.vocab <= vocab, "data.calibrate: {} has a vocabulary of {} tokens, the model one of {}", f.path, f.meta.vocab,
+                vocab);
+  }
+}
+
+void pack_calibration(const DataSection& config, RunData& data, const std::string& fallback) {
+  data.calibrate = make_parts(config.calibrate, data.tokenizer.get(), fallback);
 }
 
 void pack_data(const DataSection& config, RunData& data, const std::string& fallback) {

@@ -20,6 +20,7 @@ struct RunData {
   std::unique_ptr<Tokenizer> tokenizer;  // null: the run knows ids only
   std::string why_no_tokenizer;          // then
   std::vector<DataPart> train, valid;    // token files
+  std::vector<DataPart> calibrate;       // the same, where norms are fitted to data of their own
   std::uint64_t fingerprint = 0;         // of the tokenizer
   std::unique_ptr<ChatData> chat;        // fine-tuning's, in the place of train and valid
 };
@@ -28,7 +29,11 @@ struct RunData {
 // packed with), checks the token files against it, and settles the model's vocabulary and end-of-text. Writes nothing.
 RunData choose_data(RunConfig& config);
 
+// The same for data.calibrate, whose files must have the run's tokenizer.
+void choose_calibration(RunConfig& config, const RunData& data);
+
 // Fills train and valid: token files as they are, texts packed; where no cache folder can be written, into `fallback`.
 void pack_data(const DataSection& config, RunData& data, const std::string& fallback);
+void pack_calibration(const DataSection& config, RunData& data, const std::string& fallback);
 
 }  // namespace bhyt::train

@@ -10,6 +10,7 @@
 #include "model/adapter.h"
 #include "model/checkpoint.h"
 #include "ops/norm/config.h"
+#include "train/calibrate.h"
 #include "train/chat_data.h"
 #include "train/console.h"
 #include "train/memory.h"
@@ -26,16 +27,24 @@ bool grows(const RunConfig& config) { return config.work == Work::fine_tuning; }
 
 // The weights that model.init names must serve the model that the other keys make of it.
 void check_init(const RunConfig& config) {
-  if (config.model.init.empty()) return;
+  if (config.model.init.empty() || calibrates(config)) return;
   // A run that goes on has weights of its own.
   if (goes_on(config.run.resume) && !checkpoint_steps(config.run.dir).empty()) return;
-  if (weight_mismatches(config.model.init, config.model.config, grows(config)).empty()) return;
   RunConfig stored = config;
   stored.model.config = read_model_config(fs::path(config.model.init) / "config.json");
   stored.model.config.max_positions = config.model.config.max_positions;
+  if (weight_mismatches(config.model.init, config.model.config, grows(config)).empty()) {
+    const std::string &before = stored.model.config.norm.method, &now = config.model.config.norm.method;
+    if (before != now)
+      log::warning("model.init: the weights were trained under {} and go on under {} as they are; norm.from=calibrate fits them to it",
+                   before, now);
+    return;
+  }
   const auto changed = differences(mathematics(resolved_tree(stored)), mathematics(resolved_tree(config)));
   // Nothing changed: the checkpoint does not fit itself, and loading it will say how.
-  check_usage(changed.empty(), "model.init: the weights of {} do not fit these keys: {}", config.model.init, fmt::join(changed, "; "));
+  const bool norms = std::ranges::all_of(changed, [](const std::string& key) { return key.starts_with("norm."); });
+  check_usage(changed.empty(), "model.init: the weights of {} do not fit these keys: {}{}", config.model.init, fmt::join(changed, "; "),
+              norms ? "; norm.from=calibrate fits the new norm to the old one" : "");
 }
 
 // Fails on whatever is wrong with config and data before anything is written.
@@ -46,6 +55,8 @@ RunData check_config(RunConfig& config) {
   validate(model);
   plan_norms(model.norm, model.layers, model.d, model.eps);
   check_init(config);
+  check_calibration(config);
+  if (calibrates(config)) choose_calibration(config, data);
   return data;
 }
 
@@ -135,13 +146,44 @@ void introduce(const Session& s) {
     log::warning("{}: of no use to the method {}", fmt::join(unused, ", "), c.model.config.norm.method);
 }
 
+// Fine-tuning's batches. On a GPU rows come in few lengths: each is recorded as a graph once.
+std::unique_ptr<BatchSource> chat_batches(const RunConfig& c, const std::vector<WeightedExamples>& sets, bool training, bool prepared) {
+  const std::int64_t multiple = (c.data.seq_len / 16 + 7) / 8 * 8;
+  return example_batches(sets, {.batch = c.train.batch,
+                                .seq_len = c.data.seq_len,
+                                .multiple = std::max<std::int64_t>(multiple, c.device.is_cuda() ? 128 : 8),
+                                .seed = c.run.seed,
+                                .packing = training ? c.data.chat->packing : Packing::none,
+                                .shuffle = training && !prepared ? c.data.chat->shuffle : Shuffle::none,
+                                .rounds = training && prepared});
+}
+
+// The model of model.init under another norm, fitted to data.calibrate, or to the run's own data.
+void convert_norms(Session& s, std::optional<std::uint64_t> grow) {
+  const auto source = load_source(s.config, *s.model, s.optimizer->masters(), grow);
+  s.model->refresh_constants();
+  pack_calibration(s.config.data, s.data, (s.dir->path() / "data").string());
+  const auto open = [&](std::int64_t batch) {
+    RunConfig c = s.config;
+    c.train.batch = batch;
+    if (!s.data.calibrate.empty()) return training_rows(s.data.calibrate, c);
+    return s.data.chat ? chat_batches(c, s.data.chat->train, true, s.data.chat->prepared) : training_rows(s.data.train, c);
+  };
+  const auto data = open(calibration_batch(open(1)->rows(), s.config.data.seq_len));
+  const Calibration done = calibrate(*s.ctx, *source, *s.model, *data);
+  for (const std::string& line : describe(done, source->config().norm.method, s.model->config().norm.method)) log::info("{}", line);
+}
+
 void make_weights(Session& s) {
   const ValueSink masters = s.optimizer->masters().sink();
   const LoraSection& lora = s.config.lora;
+  const auto grow = grows(s.config) ? std::optional(s.config.run.seed) : std::nullopt;
   if (s.config.model.init.empty())
     s.model->parameters().initialize(s.config.run.seed, masters);
+  else if (s.config.norm_from == NormFrom::calibrate)
+    convert_norms(s, grow);
   else
-    load_weights(s.config.model.init, s.model->parameters(), masters, grows(s.config) ? std::optional(s.config.run.seed) : std::nullopt);
+    load_weights(s.config.model.init, s.model->parameters(), masters, grow);
   if (!lora.init.empty())
     load_adapter(Adapter(named_adapter(lora.init, Verify::yes)), *s.model, masters);
   else if (lora.config.rank > 0)
@@ -211,18 +253,6 @@ void write_run_json(const Session& s, bool resumed) {
 }  // namespace
 
 namespace {
-
-// Fine-tuning's batches. On a GPU rows come in few lengths: each is recorded as a graph once.
-std::unique_ptr<BatchSource> chat_batches(const RunConfig& c, const std::vector<WeightedExamples>& sets, bool training, bool prepared) {
-  const std::int64_t multiple = (c.data.seq_len / 16 + 7) / 8 * 8;
-  return example_batches(sets, {.batch = c.train.batch,
-                                .seq_len = c.data.seq_len,
-                                .multiple = std::max<std::int64_t>(multiple, c.device.is_cuda() ? 128 : 8),
-                                .seed = c.run.seed,
-                                .packing = training ? c.data.chat->packing : Packing::none,
-                                .shuffle = training && !prepared ? c.data.chat->shuffle : Shuffle::none,
-                                .rounds = training && prepared});
-}
 
 void open_data(Session& s) {
   const RunConfig& c = s.config;
