@@ -176,7 +176,7 @@ TEST(AdapterMerge, IsTheAdapterBesideTheWeights) {
     const Adapter adapter(pair.adapter);
     // c_attn of merged weights is another one; with the model's own the rest must agree.
     const auto beside = logits_of(*pair.model);
-    const auto loaded = load_model(cpu(), pair.base, DType::f32, {}, &adapter);
+    const auto loaded = load_model(cpu(), pair.base, DType::f32, {}, Load::copied, &adapter);
     copy(cpu(), pair.model->constants(), loaded->constants());
     EXPECT_LT(apart(logits_of(*loaded), beside), 2e-4) << method;
     EXPECT_GT(apart(logits_of(*load_model(cpu(), pair.base, DType::f32)), beside), 1e-2) << method << ": the adapter must count";
@@ -196,7 +196,7 @@ TEST(AdapterMerge, IsTheAdapterBesideTheWeights) {
 TEST(AdapterMerge, SumsInFp32AndRoundsOnce) {
   const Pair pair(some(all_projections()), "rmsnorm", DType::bf16);
   const Adapter adapter(pair.adapter);
-  const auto merged = load_model(cpu(), pair.base, DType::bf16, {}, &adapter);
+  const auto merged = load_model(cpu(), pair.base, DType::bf16, {}, Load::copied, &adapter);
   convert_checkpoint(pair.base, pair.dir / "wide", {.dtype = DType::f32, .merge = &adapter});
   const auto wide = stored(pair.dir / "wide"), base = stored(pair.base), low = stored(pair.adapter / kAdapterWeights);
   const std::string stem = "model.layers.1.mlp.gate_proj";
@@ -214,8 +214,8 @@ TEST(AdapterMerge, SumsInFp32AndRoundsOnce) {
 TEST(AdapterMerge, WorksForGeneratingInEveryWeightType) {
   const Pair pair(some(all_projections()));
   const Adapter adapter(pair.adapter);
-  const auto plain = load_model(cpu(), pair.base, DType::f32, {}, &adapter),
-             folded = load_model(cpu(), pair.base, DType::f32, Model::Repack{}, &adapter);
+  const auto plain = load_model(cpu(), pair.base, DType::f32, {}, Load::copied, &adapter),
+             folded = load_model(cpu(), pair.base, DType::f32, Model::Repack{}, Load::copied, &adapter);
   EXPECT_TRUE(folded->repacked());
   EXPECT_LT(apart(logits_of(*folded), logits_of(*plain)), 1e-4);
 }
@@ -253,7 +253,8 @@ TEST(AdapterFolder, OfAnotherModelIsRefusedWithBothShapes) {
   EXPECT_TRUE(has(message(shallow), "model.layers.2.mlp.down_proj.weight [12, 10], the model has none of that name"));
   TempDir dir;
   save_model(dir.path(), *make_model(cpu(), wide));
-  EXPECT_TRUE(has(message_of([&] { load_model(cpu(), dir.path(), DType::f32, {}, &adapter); }), "does not belong to this model"));
+  EXPECT_TRUE(
+      has(message_of([&] { load_model(cpu(), dir.path(), DType::f32, {}, Load::copied, &adapter); }), "does not belong to this model"));
   EXPECT_TRUE(has(message_of([&] { convert_checkpoint(dir.path(), dir / "out", {.merge = &adapter}); }), "does not belong to this model"));
   EXPECT_FALSE(fs::exists(dir / "out"));
 }
@@ -364,9 +365,10 @@ void check_peft(Context& ctx, const fs::path& base, const fs::path& folder) {
   load_adapter(adapter, beside);
   beside.refresh_constants();
   EXPECT_LT(error(beside, "logits"), 2e-5);
-  EXPECT_LT(error(*load_model(ctx, base, DType::f32, {}, &adapter), "logits_merged"), 2e-5);
+  EXPECT_LT(error(*load_model(ctx, base, DType::f32, {}, Load::copied, &adapter), "logits_merged"), 2e-5);
   EXPECT_LT(error(*load_model(ctx, base, DType::f32), "logits_base"), 2e-5);
-  const auto merged = load_model(ctx, base, DType::f32, {}, &adapter), theirs = load_model(ctx, folder / "expected" / "merged", DType::f32);
+  const auto merged = load_model(ctx, base, DType::f32, {}, Load::copied, &adapter),
+             theirs = load_model(ctx, folder / "expected" / "merged", DType::f32);
   for (const Parameter& p : theirs->parameters().list()) {
     const std::vector<float> got = merged->parameters().read_value(merged->parameters().at(p.name)),
                              want = theirs->parameters().read_value(p);
