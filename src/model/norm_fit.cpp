@@ -127,6 +127,7 @@ Tried refine(double low, double high, F&& at) {
   return a.error < b.error ? a : b;
 }
 
+// The scale, as its logarithm, that FitOptions::slack asks for.
 template <class F>
 double search(double start, double slack, F&& at) {
   std::vector<Tried> grid;
@@ -134,13 +135,14 @@ double search(double start, double slack, F&& at) {
     const double log2 = std::log2(start) + 0.5 * k;
     grid.push_back({log2, at(log2)});
   }
-  const auto least = std::ranges::min_element(grid, {}, &Tried::error);
-  const Tried best = refine(least->log2 - 0.5, least->log2 + 0.5, at);
-  const double most = std::min(best.error, least->error) + slack;
-  auto last = least;
-  while (last + 1 != grid.end() && (last + 1)->error <= most) ++last;
-  if (slack <= 0 || last + 1 == grid.end()) return slack <= 0 ? best.log2 : last->log2;
-  double low = std::max(last->log2, last == least ? best.log2 : last->log2), high = (last + 1)->log2;
+  const Tried least = *std::ranges::min_element(grid, {}, &Tried::error);
+  const Tried refined = refine(least.log2 - 0.5, least.log2 + 0.5, at), best = refined.error < least.error ? refined : least;
+  const double most = best.error + slack;
+  double low = best.log2;
+  auto next = std::ranges::find_if(grid, [&](const Tried& t) { return t.log2 > low; });
+  while (next != grid.end() && next->error <= most) low = (next++)->log2;
+  if (slack <= 0 || next == grid.end()) return slack <= 0 ? best.log2 : low;
+  double high = next->log2;
   while (high - low > 1e-2) {
     const double middle = (low + high) / 2;
     (at(middle) <= most ? low : high) = middle;

@@ -204,7 +204,7 @@ std::vector<std::string> files_of(const char* key, const std::string& path) {
   }
 }
 
-void expand(const char* key, std::vector<DataEntry>& entries) {
+void expand_texts(const char* key, std::vector<DataEntry>& entries) {
   std::vector<DataEntry> out;
   for (const DataEntry& e : entries) {
     std::vector<std::string> paths = files_of(key, e.path);
@@ -258,8 +258,8 @@ RunData& RunData::operator=(RunData&&) noexcept = default;
 
 RunData choose_data(RunConfig& config) {
   check_usage(!config.data.train.empty(), "data.train must name what to train on: token files, texts or patterns");
-  expand("data.train", config.data.train);
-  expand("data.valid", config.data.valid);
+  expand_texts("data.train", config.data.train);
+  expand_texts("data.valid", config.data.valid);
   const Inputs in = look_at({&config.data.valid, &config.data.train});
   RunData out;
   choose_tokenizer(config, in, out);
@@ -272,7 +272,7 @@ RunData choose_data(RunConfig& config) {
 }
 
 void choose_calibration(RunConfig& config, const RunData& data) {
-  expand("data.calibrate", config.data.calibrate);
+  expand_texts("data.calibrate", config.data.calibrate);
   const Inputs in = look_at({&config.data.calibrate});
   check_usage(in.texts.empty() || data.tokenizer, "data.calibrate: {} is a text, and there is no tokenizer: {}",
               in.texts.empty() ? "" : in.texts.front(), data.why_no_tokenizer);

@@ -54,8 +54,8 @@ RunData check_config(RunConfig& config) {
   const ModelConfig& model = config.model.config;
   validate(model);
   plan_norms(model.norm, model.layers, model.d, model.eps);
-  check_init(config);
   check_calibration(config);
+  check_init(config);
   if (calibrates(config)) choose_calibration(config, data);
   return data;
 }
