@@ -26,7 +26,7 @@ constexpr std::int64_t kVocabularyMultiple = 64;  // what a vocabulary that grow
 bool is_prepared(const std::string& path) { return path.ends_with(".safetensors"); }
 
 // Patterns become files; returns whether they are prepared rows.
-bool expand(const char* key, std::vector<DataEntry>& entries) {
+bool expand_files(const char* key, std::vector<DataEntry>& entries) {
   std::vector<DataEntry> out;
   for (const DataEntry& e : entries)
     for (std::string& path : expand_globs({e.path})) {
@@ -125,8 +125,8 @@ std::unique_ptr<ChatData> open_chat_data(DataSection& config, const std::string&
   check_usage(!config.train.empty(),
               "data.train must name what to learn from: conversations in .json or .jsonl, or prepared rows in .safetensors");
   auto out = std::make_unique<ChatData>();
-  out->prepared = expand("data.train", config.train);
-  const bool valid_prepared = expand("data.valid", config.valid);
+  out->prepared = expand_files("data.train", config.train);
+  const bool valid_prepared = expand_files("data.valid", config.valid);
   if (out->prepared && (valid_prepared || config.valid.empty())) return out;
   std::string from = config.tokenizer;
   if (from == "auto") {
