@@ -91,6 +91,7 @@ void ActivationTensors::lay(Layout& at) {
   last = plan.backward ? at.matrix(c.d) : stream;
   last_stats = at.stats();
   z = at.matrix(c.d);
+  scored = plan.lists ? at.matrix(c.d) : Tensor{};
   // The blocks' scratch and the loss's workspace are never in use at the same time.
   const std::size_t common = at.bytes;
   workspace = at.take(DType::u8, {static_cast<std::int64_t>(cross_entropy_workspace(at.n(), c.d, c.vocab, at.type, at.device))});
@@ -189,8 +190,8 @@ void Activations::show_logits(const Observers& see) const {
 
 void Activations::score(const Batch& b, const Score& out, const Observers& see) {
   forward(b, {}, see);
-  const bool few = b.scored && scratch.dx && !out.losses && !out.greedy;
-  const Tensor rows = few ? scratch.dx.row_slice(0, b.scored.size()) : z;
+  const bool few = b.scored && scored && !out.losses && !out.greedy;
+  const Tensor rows = few ? scored.row_slice(0, b.scored.size()) : z;
   if (few) gather_rows(ctx_, z, b.scored, rows);
   cross_entropy(ctx_, {.x = rows,
                        .w = model_.weights().head,

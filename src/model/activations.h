@@ -15,6 +15,7 @@ struct ActivationPlan {
   std::int64_t batch = 1, seq = 1;
   bool backward = false;  // false: one layer's activations, for all
   Recompute recompute = Recompute::none;
+  bool lists = false;  // batches may list the tokens that are scored (Batch::scored): room for these
 
   bool keeps_z() const { return backward && recompute == Recompute::none; }
   bool keeps_h() const { return backward && (recompute == Recompute::none || recompute == Recompute::norm); }
@@ -31,6 +32,7 @@ struct ActivationTensors {
   std::vector<Kept> kept;
   BlockScratch scratch;
   Tensor last, last_stats, z;  // the final norm: what it saw, its statistics, its output
+  Tensor scored;               // the rows of z that are scored, and their gradient; empty: there is no room for them
   Tensor workspace;            // of the cross entropy
 
   struct Layout;

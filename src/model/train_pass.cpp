@@ -12,7 +12,9 @@ namespace bhyt {
 
 namespace {
 
-ActivationPlan plan_of(const TrainPass::Shape& s) { return {.batch = s.batch, .seq = s.seq, .backward = true, .recompute = s.recompute}; }
+ActivationPlan plan_of(const TrainPass::Shape& s) {
+  return {.batch = s.batch, .seq = s.seq, .backward = true, .recompute = s.recompute, .lists = s.lists};
+}
 
 float dropout_of(const Model& m) { return m.lora().rank > 0 ? static_cast<float>(m.lora().dropout) : 0; }
 
@@ -59,13 +61,13 @@ void TrainPass::forward_backward(const Batch& b, const Step& step) {
   const ForwardOptions how{.aux = aux_of(step), .dropout = {.p = dropout_of(model_), .seed = step.dropout_seed}};
   act_.forward(b, how, observers);
   if (!step.accumulate) zero_added(step);
-  // The gradient of the last norm's input, written next, has the place of the rows that are scored, and theirs.
-  const Tensor rows = b.scored ? act_.scratch.dx.row_slice(0, b.scored.size()) : act_.z;
-  if (b.scored) gather_rows(ctx_, act_.z, b.scored, rows);
+  const bool few = b.scored && act_.scored;
+  const Tensor rows = few ? act_.scored.row_slice(0, b.scored.size()) : act_.z;
+  if (few) gather_rows(ctx_, act_.z, b.scored, rows);
   cross_entropy(ctx_, {.x = rows,
                        .w = model_.weights().head,
-                       .targets = b.scored ? b.scored_targets : b.targets,
-                       .weights = b.scored ? Tensor{} : b.weights,
+                       .targets = few ? b.scored_targets : b.targets,
+                       .weights = few ? Tensor{} : b.weights,
                        .scale = step.scale,
                        .scale_by = step.scale_by,
                        .loss = step.loss,
@@ -75,7 +77,7 @@ void TrainPass::forward_backward(const Batch& b, const Step& step) {
                        .dw = step.gradients.weights.head,
                        .accumulate = step.accumulate,
                        .workspace = act_.workspace});
-  if (b.scored) scatter_rows(ctx_, rows, b.scored, act_.z);
+  if (few) scatter_rows(ctx_, rows, b.scored, act_.z);
   backward(b, step, how);
 }
 

@@ -26,6 +26,7 @@ class TrainPass {
   struct Shape {
     std::int64_t batch = 1, seq = 1;  // the most that a micro-batch brings; more is possible, and takes more memory
     Recompute recompute = Recompute::none;
+    bool lists = false;  // batches may list the tokens that are scored (Batch::scored); without, such a list is not looked at
   };
   TrainPass(Context& ctx, const Model& model, const Shape& shape);
   TrainPass(const TrainPass&) = delete;

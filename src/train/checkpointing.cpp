@@ -113,7 +113,7 @@ bool check_mathematics(const Found& found, const Json& mathematics, bool force) 
   Json before = own->at("mathematics");
   const Json defaults = train::mathematics(resolved_tree({}));
   for (const auto& [key, value] : defaults.items())
-    if (!before.contains(key)) before[key] = value;
+    if (!before.contains(key) && mathematics.contains(key)) before[key] = value;
   const auto changed = differences(before, mathematics);
   if (changed.empty()) return false;
   const std::string what = fmt::format("{}", fmt::join(changed, "; "));

@@ -15,7 +15,7 @@ namespace {
 constexpr double kWaiting = 4;  // training batches on the host: in the making, two that are ready, and the one that is being copied
 
 double activation_bytes(const RunConfig& c, std::int64_t rows) {
-  const TrainPass::Shape shape{.batch = rows, .seq = c.data.seq_len, .recompute = c.train.recompute};
+  const TrainPass::Shape shape{.batch = rows, .seq = c.data.seq_len, .recompute = c.train.recompute, .lists = tells_documents(c.data)};
   return static_cast<double>(TrainPass::planned_bytes(c.model.config, *c.run.dtype, c.device, shape, c.lora.config));
 }
 

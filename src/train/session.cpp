@@ -105,8 +105,10 @@ void open_model(Session& s) {
   s.gradients = std::make_unique<Gradients>(ctx, s.model->parameters());
   s.optimizer = make_optimizer(s.config.train, s.model->parameters());
   const TrainSection& t = s.config.train;
-  s.pass = std::make_unique<TrainPass>(ctx, *s.model,
-                                       TrainPass::Shape{.batch = t.micro_batch, .seq = s.config.data.seq_len, .recompute = t.recompute});
+  s.pass = std::make_unique<TrainPass>(
+      ctx, *s.model,
+      TrainPass::Shape{
+          .batch = t.micro_batch, .seq = s.config.data.seq_len, .recompute = t.recompute, .lists = tells_documents(s.config.data)});
   const Uploader::Shape shape{
       .batch = t.batch, .micro_batch = t.micro_batch, .seq = s.config.data.seq_len, .documents = tells_documents(s.config.data)};
   s.uploader = std::make_unique<Uploader>(ctx, shape);

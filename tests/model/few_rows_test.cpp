@@ -132,7 +132,7 @@ TEST(FewRows, Fp8IsWhatManyRowsAreMultipliedBy) {
     for (const std::size_t n : {1, 3, 8}) {
       SCOPED_TRACE(fmt::format("{}, {} rows", method.name, n));
       const auto few = steps(gpu, *m, n, false), plain = steps(gpu, *m, n, true), right = steps(gpu, *exact, n, true);
-      EXPECT_LT(distance(few, right), 2 * distance(plain, right));
+      EXPECT_LT(distance(few, right), 2.5 * distance(plain, right));
       EXPECT_GT(distance(right, steps(gpu, *before, n, true)), distance(plain, right)) << "weights were rounded";
     }
   }

@@ -120,7 +120,7 @@ TEST(Passes, TokensThatAreNotScoredNeedNotReachTheHead) {
         return t;
       };
       const OwnedTensor tokens = upload(ids, kRows), all = upload(targets, kRows), some = upload(places, 1), behind = upload(followers, 1);
-      TrainPass pass(ctx, *m, {.batch = kRows, .seq = kSeq});
+      TrainPass pass(ctx, *m, {.batch = kRows, .seq = kSeq, .lists = true});
       const auto run = [&](bool listed) {
         const Gradients gradients(ctx, m->parameters());
         const OwnedTensor loss(ctx, DType::f32, {2}), scale = OwnedTensor(ctx, DType::f32, {1});
