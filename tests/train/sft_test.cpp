@@ -116,9 +116,9 @@ TEST(FineTuning, TheBestOutlivesTheNewest) {
       t.run("a") + Words{"train.lr=2e-3", "train.schedule=constant", "train.warmup_ratio=0", "train.keep=1", "train.epochs=4"};
   tune(words, {.before_step = [](Model& model, std::int64_t step) {
          if (step != 6) return;
-         const Parameter& p = model.parameters().at("model.layers.0.mlp.down_proj.weight");
+         const Parameter& p = model.parameters().at("model.embed_tokens.weight");
          std::vector<float> noise(static_cast<std::size_t>(p.size));
-         for (std::size_t i = 0; i < noise.size(); ++i) noise[i] = i % 2 ? 3.0f : -3.0f;
+         for (std::size_t i = 0; i < noise.size(); ++i) noise[i] = i / 3 % 2 ? 20.0f : -20.0f;
          model.parameters().write_value(p, noise.data());
        }});
   EXPECT_EQ(checkpoint_steps(t.tmp.path / "a"), (std::vector<std::int64_t>{20, 5}));
