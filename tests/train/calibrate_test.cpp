@@ -152,7 +152,13 @@ TEST(Calibration, ABoundedNormStartsFarBelowTheNaiveOne) {
       // What is no norm's is the checkpoint's.
       for (const Parameter& p : source->parameters().list()) {
         if (of_norm(p)) continue;
-        EXPECT_EQ(source->parameters().read_value(p), model->parameters().read_value(model->parameters().at(p.name))) << p.name;
+        const auto theirs = source->parameters().read_value(p), own = model->parameters().read_value(model->parameters().at(p.name));
+        std::size_t differ = 0;  // masters round what lies between two bf16 values their own way
+        for (std::size_t i = 0; i < own.size(); ++i) {
+          ASSERT_NEAR(own[i], theirs[i], std::abs(theirs[i]) / 128) << p.name;
+          differ += own[i] != theirs[i];
+        }
+        EXPECT_LE(differ, type == std::string("fp32") ? 0 : own.size() / 1000 + 1) << p.name;
       }
     }
 }
