@@ -12,7 +12,7 @@ constexpr std::int64_t kHeader = 64;  // elements before the arrays: the scale, 
 
 // Bytes of one batch: tokens and targets, positions and first.
 double bytes_of(const Uploader::Shape& s) {
-  const double arrays = static_cast<double>(s.batch) * static_cast<double>(s.seq) * (s.documents ? 6 : 2);
+  const double arrays = static_cast<double>(s.batch) * static_cast<double>(s.seq) * ((s.documents ? 4 : 2) + (s.lists ? 2 : 0));
   return (static_cast<double>(kHeader) + arrays) * sizeof(std::int32_t);
 }
 
@@ -48,7 +48,7 @@ void Uploader::put(const HostBatch& host) {
 // recorded steps are met again.
 std::int32_t* Uploader::list_scored(const HostBatch& host, Slot& slot, std::int32_t* begin, std::int32_t* to) const {
   slot.lists.clear();
-  if (!shape_.documents) return to;
+  if (!shape_.lists) return to;
   const std::int64_t rows = rows_in_piece(slot);
   for (std::int64_t first = 0; first < slot.rows; first += rows) {
     const std::int64_t tokens = std::min(rows, slot.rows - first) * slot.seq, step = std::max<std::int64_t>(tokens / 16, 1);

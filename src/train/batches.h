@@ -19,6 +19,7 @@ class Uploader {
   struct Shape {
     std::int64_t batch = 1, micro_batch = 1, seq = 1;
     bool documents = false;
+    bool lists = false;  // those of which few tokens are scored come with a list of these
   };
   Uploader(Context& ctx, const Shape& shape);
   static double planned_bytes(const Shape& shape);  // on the device, and beside a GPU as many again on the host

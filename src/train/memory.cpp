@@ -15,7 +15,7 @@ namespace {
 constexpr double kWaiting = 4;  // training batches on the host: in the making, two that are ready, and the one that is being copied
 
 double activation_bytes(const RunConfig& c, std::int64_t rows) {
-  const TrainPass::Shape shape{.batch = rows, .seq = c.data.seq_len, .recompute = c.train.recompute, .lists = tells_documents(c.data)};
+  const TrainPass::Shape shape{.batch = rows, .seq = c.data.seq_len, .recompute = c.train.recompute, .lists = c.data.chat.has_value()};
   return static_cast<double>(TrainPass::planned_bytes(c.model.config, *c.run.dtype, c.device, shape, c.lora.config));
 }
 
@@ -57,7 +57,10 @@ void settle_micro_batch(RunConfig& c, const MemoryPlan& least, const FreeMemory&
 
 MemoryPlan plan_memory(const RunConfig& c, std::int64_t micro_batch) {
   const Parameters::Sizes sizes = Parameters::planned(c.model.config, *c.run.dtype, c.lora.config);
-  const double batch = Uploader::planned_bytes({.batch = c.train.batch, .seq = c.data.seq_len, .documents = tells_documents(c.data)}) / 2;
+  const double batch =
+      Uploader::planned_bytes(
+          {.batch = c.train.batch, .seq = c.data.seq_len, .documents = tells_documents(c.data), .lists = c.data.chat.has_value()}) /
+      2;
   const double sides = c.data.valid.empty() ? 1 : 2;
   MemoryPlan plan;
   plan.weights = static_cast<double>(sizes.value_bytes);

@@ -108,9 +108,12 @@ void open_model(Session& s) {
   s.pass = std::make_unique<TrainPass>(
       ctx, *s.model,
       TrainPass::Shape{
-          .batch = t.micro_batch, .seq = s.config.data.seq_len, .recompute = t.recompute, .lists = tells_documents(s.config.data)});
-  const Uploader::Shape shape{
-      .batch = t.batch, .micro_batch = t.micro_batch, .seq = s.config.data.seq_len, .documents = tells_documents(s.config.data)};
+          .batch = t.micro_batch, .seq = s.config.data.seq_len, .recompute = t.recompute, .lists = s.config.data.chat.has_value()});
+  const Uploader::Shape shape{.batch = t.batch,
+                              .micro_batch = t.micro_batch,
+                              .seq = s.config.data.seq_len,
+                              .documents = tells_documents(s.config.data),
+                              .lists = s.config.data.chat.has_value()};
   s.uploader = std::make_unique<Uploader>(ctx, shape);
   if (s.valid) s.valid_uploader = std::make_unique<Uploader>(ctx, shape);
 }

@@ -114,9 +114,9 @@ TEST_F(SftDryRun, MistakesAreNamed) {
   refused(dry(file, {"data.templat=llama3"}), 2, "data.templat");
   refused(dry(file, {"data.seq_len=0"}), 2, "data.seq_len");
   refused(dry(file, {"data.mask_prompt=7"}), 2, "data.mask_prompt must be true or false");
-  refused(dry(path("none.json")), 1, "none.json: there is no such file");
+  refused(dry(path("none.json")), 2, "none.json does not exist");
   refused(dry(write("rows.safetensors", "x")), 2, "holds rows of tokens already");
-  refused(dry(write("text.txt", "x")), 1, "expected .json, .jsonl");
+  refused(dry(write("text.txt", "x")), 2, "expected conversations in .json or .jsonl");
   refused(dry(write("empty.jsonl", "")), 2, "holds no records");
   refused(dry(write("none.jsonl", "{}\n")), 2, "all of its 1 records are dropped");
   refused(dry(file, {"data.seq_len=1"}), 2, "none of the 2 tokens of its 2 examples is scored");

@@ -43,7 +43,7 @@ TEST(Memory, WhatIsPlannedIsWhatIsTaken) {
         EXPECT_EQ(plan.gradients, static_cast<double>(gradients.arena.memory.bytes()));
         EXPECT_EQ(plan.optimizer, static_cast<double>(optimizer->bytes()));
         EXPECT_EQ(plan.activations, static_cast<double>(use.activations + use.workspace));
-        EXPECT_EQ(plan.batches, 2 * 2 * 6 * 32 * 4 * (c.data.attend == Attend::document ? 4 : 2));
+        EXPECT_EQ(plan.batches, 2 * 2 * (64 * 4 + 6 * 32 * 4 * (c.data.attend == Attend::document ? 4 : 2)));
       }
 }
 
