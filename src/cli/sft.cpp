@@ -87,7 +87,8 @@ int dry_run(const SftFlags& flags, const TrainingWords& words) {
   const ExampleOptions options{.seq_len = config.data.seq_len, .mask_prompt = config.data.chat->mask_prompt};
   const auto paths = [](const std::vector<train::DataEntry>& entries) {
     std::vector<std::string> out;
-    for (const train::DataEntry& e : entries) out.push_back(e.path);
+    for (const train::DataEntry& e : entries)
+      if (!e.path.ends_with(".safetensors")) out.push_back(e.path);  // rows that are prepared show nothing new
     return out;
   };
   tell_of_growth(format);
@@ -139,6 +140,8 @@ int train_once(const TrainingWords& w, train::Json& result) {
 // One run after the other; at the end the mean of what was selected, and its spread.
 int train_seeds(const TrainingWords& w, const std::string& seeds) {
   const std::string parent = read_config(w).run.dir;
+  for (const std::string& seed : split_names(seeds))
+    check_usage(!seed.empty() && seed.find_first_not_of("0123456789") == std::string::npos, "--seeds expects whole numbers, got {}", seed);
   train::Json results = train::Json::array();
   std::vector<double> losses;
   for (const std::string& seed : split_names(seeds)) {

@@ -135,7 +135,14 @@ void TrainPass::warm_up(const Gradients& gradients, std::int64_t batch, bool sev
   from_host(ctx_, ids.data(), tokens);
   zero(ctx_, loss);
   const float scale = 1.0f / static_cast<float>(batch * seq);
-  const Batch b{.batch = batch, .seq = seq, .tokens = tokens, .targets = tokens, .weights = {}, .positions = {}, .first = {}};
+  Batch b{.batch = batch, .seq = seq, .tokens = tokens, .targets = tokens, .weights = {}, .positions = {}, .first = {}};
+  // Conversations side by side are attended to by other kernels, with scratch of their own: one document a row asks for it all.
+  OwnedTensor beginnings;
+  if (act_.plan().lists) {
+    beginnings = OwnedTensor(ctx_, DType::i32, {batch, seq});
+    zero(ctx_, beginnings);
+    b.first = beginnings;
+  }
   for (const bool accumulate : {false, true})
     if (!accumulate || several) run(b, {.gradients = gradients, .loss = loss, .scale = scale, .accumulate = accumulate});
   cuda::tune_products(ctx_);

@@ -49,6 +49,7 @@ void Uploader::put(const HostBatch& host) {
 std::int32_t* Uploader::list_scored(const HostBatch& host, Slot& slot, std::int32_t* begin, std::int32_t* to) const {
   slot.lists.clear();
   if (!shape_.lists) return to;
+  std::int32_t* const arrays_end = to;
   const std::int64_t rows = rows_in_piece(slot);
   for (std::int64_t first = 0; first < slot.rows; first += rows) {
     const std::int64_t tokens = std::min(rows, slot.rows - first) * slot.seq, step = std::max<std::int64_t>(tokens / 16, 1);
@@ -57,15 +58,15 @@ std::int32_t* Uploader::list_scored(const HostBatch& host, Slot& slot, std::int3
     const std::int64_t count = std::max<std::int64_t>((scored + step - 1) / step, 1) * step;
     slot.lists.emplace_back();
     if (10 * count >= 9 * tokens) continue;
-    slot.lists.back() = {.at = to - begin, .count = count};
-    std::fill(to, to + 2 * count, -1);
-    std::int32_t *places = to, *ids = to + count;
+    std::int32_t *places = arrays_end + 2 * first * slot.seq, *ids = places + count;  // a piece has its place whatever those before it hold
+    slot.lists.back() = {.at = places - begin, .count = count};
+    to = places + 2 * count;
+    std::fill(places, to, -1);
     for (std::int64_t i = 0; i < tokens; ++i)
       if (targets[i] >= 0) {
         *places++ = static_cast<std::int32_t>(i);
         *ids++ = targets[i];
       }
-    to += 2 * count;
   }
   return to;
 }

@@ -28,11 +28,13 @@ bool is_prepared(const std::string& path) { return path.ends_with(".safetensors"
 // Patterns become files; returns whether they are prepared rows.
 bool expand_files(const char* key, std::vector<DataEntry>& entries) {
   std::vector<DataEntry> out;
-  for (const DataEntry& e : entries)
-    for (std::string& path : expand_globs({e.path})) {
+  for (const DataEntry& e : entries) {
+    std::vector<std::string> paths = expand_globs({e.path});
+    for (std::string& path : paths) {
       check_usage(is_there(path), "{}: {} does not exist", key, path);
-      out.push_back({std::move(path), e.weight});
+      out.push_back({std::move(path), e.weight / static_cast<double>(paths.size())});  // one weight for all that the pattern matches
     }
+  }
   const auto prepared = std::ranges::count_if(out, [](const DataEntry& e) { return is_prepared(e.path); });
   check_usage(prepared == 0 || prepared == std::ssize(out), "{}: prepared rows (.safetensors) and conversations cannot be mixed", key);
   check_usage(prepared <= 1, "{}: expected one file of prepared rows, got {}", key, prepared);

@@ -85,6 +85,21 @@ std::string unfit(const fs::path& at, Json& state) {
 
 }  // namespace
 
+namespace {
+
+// Whether metrics tell of a step that was made; a validation before the first is none.
+bool has_steps(const fs::path& metrics) {
+  if (!fs::exists(metrics)) return false;
+  const std::string text = read_text(metrics);
+  for (std::size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
+    const Json line = Json::parse(text.substr(at, end - at), nullptr, false);
+    if (!line.is_object() || !line.contains("step") || line["step"] != 0) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 std::optional<Found> find_checkpoint(const RunDir& dir) {
   std::string wrong;
   for (const std::int64_t step : dir.checkpoints()) {
@@ -95,9 +110,7 @@ std::optional<Found> find_checkpoint(const RunDir& dir) {
     log::warning("passing over {}: {}", at.string(), problem);
     wrong += fmt::format("\n  {}: {}", at.filename().string(), problem);
   }
-  const fs::path metrics = dir.path() / "metrics.jsonl";
-  if (wrong.empty() && fs::exists(metrics) && fs::file_size(metrics) > 0)
-    wrong = "\n  there are metrics of earlier steps, but no checkpoint";
+  if (wrong.empty() && has_steps(dir.path() / "metrics.jsonl")) wrong = "\n  there are metrics of earlier steps, but no checkpoint";
   check(wrong.empty(),
         "{} holds a run that cannot go on:{}\nresume=restart starts it afresh and keeps what is there aside; another run.dir starts a new "
         "one",

@@ -492,13 +492,14 @@ void settle_lora(RunConfig& c) {
   if (c.work == Work::pretraining) return;
   const LoraConfig none;
   if (l.rank == 0) {
-    check_usage(l.targets == none.targets && l.layers.empty() && c.lora.init.empty() && l.alpha <= 0,
+    check_usage(l.targets == none.targets && l.layers.empty() && c.lora.init.empty(),
                 "lora.rank is 0: there are no adapters for the other keys of lora; give a rank");
     check_usage(!c.lora.merge || l.train_norms, "lora.merge: lora.rank is 0, there is nothing to merge");
   } else if (l.alpha <= 0) {
     l.alpha = 2 * static_cast<double>(l.rank);
   }
   if (l.active()) validate(l, c.model.config);
+  if (std::ssize(l.layers) == c.model.config.layers) l.layers.clear();  // all of them
 }
 
 }  // namespace

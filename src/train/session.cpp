@@ -211,10 +211,26 @@ void warm_up(Session& s) {
   s.tuning->update();
 }
 
+// Of the weights that adapters stand beside: they are read again when the run goes on.
+std::string fingerprint_of_weights(const fs::path& folder) {
+  Hash64 hash;
+  if (fs::exists(folder / "manifest.json")) {
+    hash.update(read_text(folder / "manifest.json"));
+  } else {
+    std::vector<fs::path> files;
+    for (const auto& entry : fs::directory_iterator(folder))
+      if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
+    std::ranges::sort(files);
+    for (const fs::path& file : files) hash.add(hash_file(file));
+  }
+  return fmt::format("{:016x}", hash.digest());
+}
+
 // What a resumed run may not change: the keys, the tokenizer, and how much of a mixture comes from where (the paths may change).
 Json mathematics_of(const Session& s) {
   Json math = mathematics(resolved_tree(s.config));
   math["data.tokenizer"] = fmt::format("{:016x}", s.data.fingerprint);
+  if (s.config.lora.config.active()) math["model.init"] = fingerprint_of_weights(s.config.model.init);
   if (s.data.chat) math["data.examples"] = fmt::format("{:016x}", fingerprint(*s.data.chat));
   double weights = 0;
   for (const DataEntry& e : s.config.data.train) weights += e.weight;
@@ -274,6 +290,11 @@ void open_data(Session& s) {
   if (!chat.valid.empty()) s.valid = chat_batches(c, chat.valid, false, chat.prepared);
 }
 
+// Rows that steps count as an epoch: of conversations whole batches, for the last one may be short.
+double rows_per_epoch(const Session& s) {
+  return static_cast<double>(s.data.chat ? s.train->batches() * s.config.train.batch : s.train->rows());
+}
+
 std::int64_t mean_length(const Session& s) {
   if (!s.data.chat) return s.config.data.seq_len;
   std::int64_t tokens = 0, examples = 0;
@@ -313,6 +334,8 @@ std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
   open_tasks(s);
   settle_epochs(s.config, s.train->batches());
   s.length = mean_length(s);
+  check_usage(s.valid || s.config.train.patience == 0, "train.patience={} waits for a lower validation loss, and there is no data.valid",
+              s.config.train.patience);
   const Json math = mathematics_of(s);
   const bool changed = found && check_mathematics(*found, math, force);
 
@@ -325,6 +348,7 @@ std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
     s.progress = load_checkpoint(*found, s.config, *s.model, *s.optimizer);
     if (s.progress.tokens == 0 && !s.data.chat)
       s.progress.tokens = s.progress.step * s.config.train.batch * s.config.data.seq_len;  // of an older program
+    if (s.config.train.select == Select::best && !fs::exists(s.dir->checkpoint(s.progress.best_step))) s.progress.best_step = 0;
     if (changed) s.model->refresh_constants();  // those of the checkpoint may be another method's
     check_usage(s.progress.step <= s.config.train.steps, "train.steps must be at least {}, the step of {}, got {}", s.progress.step,
                 found->dir.string(), s.config.train.steps);
@@ -334,10 +358,8 @@ std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
   replace_synced(s.dir->path() / kResolved, write_yaml(resolved_tree(s.config)));
   write_run_json(s, found.has_value());
   s.metrics = std::make_unique<Metrics>(s.dir->path(), s.progress);
-  s.checkpoints = std::make_unique<CheckpointContext>(CheckpointContext{.config = s.config,
-                                                                        .tokenizer = s.data.tokenizer.get(),
-                                                                        .mathematics = math,
-                                                                        .rows_per_epoch = static_cast<double>(s.train->rows())});
+  s.checkpoints = std::make_unique<CheckpointContext>(
+      CheckpointContext{.config = s.config, .tokenizer = s.data.tokenizer.get(), .mathematics = math, .rows_per_epoch = rows_per_epoch(s)});
   if (found) log::info("going on after step {} from {}", s.progress.step, found->dir.string());
   s.dir->keep();
   return session;

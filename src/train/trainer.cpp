@@ -64,14 +64,14 @@ struct Trainer::Impl {
     zero(*s().ctx, result.loss());
     for (std::int64_t i = 0; i < pieces; ++i) {
       if (i > 0 && stop.received()) return false;
-      s().pass->run(u.piece(i),
-                    {.gradients = *s().gradients,
-                     .loss = result.loss(),
-                     .scale_by = u.scale(),
-                     .tokens_in_step = static_cast<double>(u.tokens()),
-                     .with_aux = (step - 1) % norms.aux_every == 0,
-                     .accumulate = i > 0,
-                     .dropout_seed = mix64(mix64(s().config.run.seed + static_cast<std::uint64_t>(step)) + static_cast<std::uint64_t>(i))});
+      s().pass->run(u.piece(i), {.gradients = *s().gradients,
+                                 .loss = result.loss(),
+                                 .scale_by = u.scale(),
+                                 .tokens_in_step = static_cast<double>(u.tokens()),
+                                 .with_aux = (step - 1) % norms.aux_every == 0,
+                                 .accumulate = i > 0,
+                                 .dropout_seed = mix64(mix64(mix64(s().config.run.seed) + static_cast<std::uint64_t>(step)) +
+                                                       static_cast<std::uint64_t>(i))});
       if ((i + 1) % total.ahead(pieces) != 0 || i + 1 == pieces) continue;
       s().ctx->synchronize();
       progress.show(i + 1, pieces);
@@ -137,7 +137,8 @@ struct Trainer::Impl {
     const std::int64_t step = p.step + 1;
     if (options.before_step) options.before_step(*s().model, step);
     const Timed timed{total, window};
-    const Settled settled(*s().ctx, total.steps >= 2);  // from the third on everything a step needs is there
+    // From the third on everything a step needs is there; but conversations come in other lengths, for which only a GPU was made ready.
+    const Settled settled(*s().ctx, total.steps >= 2 && (s().ctx->device().is_cuda() || !s().data.chat));
     const StepResult& result = results[static_cast<std::size_t>(step % 2)];
     const bool look = step == 1 || step == train().steps || every(step, (train().steps + kLayerLines - 1) / kLayerLines);
     Json layers;
@@ -239,6 +240,17 @@ struct Trainer::Impl {
     return true;
   }
 
+  // Whether a validation is the best so far. The model that is started from is no candidate, and no model whose steps are in doubt.
+  void judge(double loss) {
+    Progress& p = s().progress;
+    if (p.step == 0) return;
+    const bool better = std::isfinite(loss) && p.skipped_in_row == 0 && (p.best_step == 0 || loss < p.best_metric);
+    p.stale = better ? 0 : p.stale + 1;
+    if (!better) return;
+    p.best_metric = loss;
+    p.best_step = p.step;
+  }
+
   bool validation_loss(const StopSignals& stop) {
     Progress& p = s().progress;
     WorkLine progress(fmt::format("valid   step {}", p.step), "rows", seconds());
@@ -248,17 +260,10 @@ struct Trainer::Impl {
     });
     if (!e) return false;
     s().metrics->validation(p.step, e->loss, e->tokens, s().data.chat ? std::optional(e->loss_by_row) : std::nullopt);
-    if (!p.log_history.empty() && p.log_history.back().contains("eval_loss") && p.log_history.back()["step"] == p.step)
-      p.log_history.erase(p.log_history.size() - 1);  // it is made again
+    const bool again = !p.log_history.empty() && p.log_history.back().contains("eval_loss") && p.log_history.back()["step"] == p.step;
+    if (again) p.log_history.erase(p.log_history.size() - 1);
     p.log_history.push_back({{"step", p.step}, {"eval_loss", e->loss}});
-    if (p.step == 0) {  // of the model that is started from: no candidate
-    } else if (std::isfinite(e->loss) && (p.best_step == 0 || e->loss < p.best_metric)) {
-      p.best_metric = e->loss;
-      p.best_step = p.step;
-      p.stale = 0;
-    } else {
-      ++p.stale;
-    }
+    if (!again) judge(e->loss);
     outcome.valid_loss = e->loss;
     log::info("valid   step {}  loss {:.4f}  over {} tokens", p.step, e->loss, grouped(e->tokens));
     return true;
@@ -332,7 +337,8 @@ struct Trainer::Impl {
     const fs::path to = s().dir->path() / kMerged;
     if (!c.lora.merge || fs::exists(to)) return;
     const Progress& p = s().progress;
-    if (train().select == Select::best && p.best_step > 0 && p.best_step != p.step)
+    const bool chosen = train().select == Select::best && p.best_step > 0 && p.best_step != p.step;
+    if (chosen && fs::exists(s().dir->checkpoint(p.best_step)))
       load_adapter(Adapter(s().dir->checkpoint(p.best_step)), *s().model, s().optimizer->masters().sink());
     s().dir->write_folder(to, [&](const fs::path& folder) {
       save_merged(folder, *s().model, [&](const Parameter& q) { return s().optimizer->masters().read(q); });
@@ -356,6 +362,8 @@ struct Trainer::Impl {
     peak = peak_flops(*s().ctx, s().model->type());
     if (const std::string slow = slow_micro_batch(s().config, peak); !slow.empty()) log::warning("{}", slow);
     if (train().select == Select::best) s().dir->link_best(p.best_step);  // a process that was killed may have left another
+    std::error_code ignored;
+    fs::remove_all(s().dir->path() / kMerged, ignored);  // of an earlier end
     if (p.unvalidated && conclude(stop)) return;
     if (p.step == 0 && s().data.chat && s().valid && !validate_start(stop)) return;
     s().train->start(p.step);

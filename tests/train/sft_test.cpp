@@ -135,10 +135,10 @@ TEST(FineTuning, EndsWhenItBecomesNoBetterForLong) {
 }
 
 TEST(FineTuning, GoesOnAfterACrashWithTheSameBits) {
-  for (const Words& variant :
-       {Words{}, Words{"lora.rank=4"}, Words{"lora.rank=2", "lora.targets=[q_proj,down_proj]", "lora.train=[norms]", "dtype=bf16"},
-        Words{"lora.rank=3", "lora.dropout=0.2"}, Words{"data.packing=documents", "train.batch=2"},
-        Words{"train.micro_batch=1", "data.shuffle=torch"}})
+  for (const Words& variant : {Words{}, Words{"lora.rank=4", "lora.layers=0-1"},
+                               Words{"lora.rank=2", "lora.targets=[q_proj,down_proj]", "lora.train=[norms]", "dtype=bf16"},
+                               Words{"lora.rank=3", "lora.dropout=0.2"}, Words{"data.packing=documents", "train.batch=2"},
+                               Words{"train.micro_batch=1", "data.shuffle=torch"}})
     for (const Device device : test::devices()) {
       SCOPED_TRACE(fmt::format("{} on {}", fmt::join(variant, " "), name_of(device)));
       const Tuning t;
@@ -148,6 +148,7 @@ TEST(FineTuning, GoesOnAfterACrashWithTheSameBits) {
       std::erase(b, "train.epochs=3");
       tune(a + words);
       const Words again = b + words + Words{"resume=auto"};
+      EXPECT_THROW(tune(again, crash_before(1)), Killed);   // after the validation of the model that is started from
       EXPECT_THROW(tune(again, crash_before(7)), Killed);   // in the middle of the second epoch, after checkpoint-4
       EXPECT_THROW(tune(again, crash_before(12)), Killed);  // after checkpoint-8
       EXPECT_EQ(tune(again).step, 12);
@@ -177,6 +178,14 @@ TEST(FineTuning, AdaptersLeaveTheWeightsAsTheyWere) {
     EXPECT_EQ(verify_manifest(run / kMerged), "");
     EXPECT_TRUE(weight_mismatches(run / kMerged, read_model_config(run / kMerged / "config.json")).empty());
   }
+}
+
+TEST(FineTuning, AdaptersGoOnBesideTheWeightsThatTheyBeganWithAlone) {
+  const Tuning t, other(Words{"run.seed=5"});
+  const Words words = t.run("a") + Words{"lora.rank=2"};
+  EXPECT_THROW(tune(words, crash_before(9)), Killed);
+  says(tuning_error(words + Words{"resume=auto", "model.init=" + other.base}), "model.init was");
+  EXPECT_EQ(tune(words + Words{"resume=auto"}).step, 15);
 }
 
 TEST(FineTuning, PackingChangesTheRowsButNoLoss) {
@@ -247,6 +256,9 @@ TEST(FineTuning, RefusesWhatMakesNoSense) {
   says(tuning_error(run + Words{"lora.rank=2", "lora.layers=1-2"}), "lora.layers");
   says(tuning_error(run + Words{"lora.rank=2", "data.template=chatml"}), "brings tokens that the model lacks");
   says(tuning_error(run + Words{"data.template=nonsense"}), "nonsense");
+  Words no_validation = run + Words{"train.patience=2"};
+  std::erase_if(no_validation, [](const std::string& w) { return w.starts_with("data.valid"); });
+  says(tuning_error(no_validation), "there is no data.valid");
   says(tuning_error(run + Words{"data.train=" + t.tmp / "text.txt"}), "expected conversations");
   says(tuning_error(run + Words{"data.attend=row"}), "unknown key data.attend");
   Words no_model = run;
