@@ -2,11 +2,12 @@
 """Evaluation speed against lm-evaluation-harness on the same machine: the same documents through both, in turns.
 
 usage: eval_peers.py PROGRAM MODEL DATA [--tasks A,B] [--limit N] [--shots K] [--seed S] [--batch-sizes 1,8,16] [--device cpu|cuda] [--dtype fp32|bf16]
-                     [--threads N] [--rounds N] [--plain] [--share F]
+                     [--threads N] [--rounds N] [--plain] [--share F] [--errors]
 MODEL is a plain Llama checkpoint with its tokenizer, DATA what `bhyt eval --data` takes. The program goes first and leaves the rendered
 requests in its --samples; the harness (its Hugging Face backend) scores those, with each of the batch sizes, and the fastest counts. --plain
 takes a loop over padded batches with transformers in its place, for machines without the harness. --share F gives the peer that part of the
-requests only, every 1/F-th document, and counts its documents per second.
+requests only, every 1/F-th document, and counts its documents per second. --errors adds how far the log-likelihoods of both are from those of
+transformers in fp32: what rounding to --dtype costs each.
 Run it with a Python that has torch, transformers and (without --plain) lm_eval.
 """
 import argparse
@@ -50,12 +51,12 @@ class Harness:
 
 class Plain:
     """Padded batches of whole requests, the longest first."""
-    def __init__(self, a, batch_size):
+    def __init__(self, a, batch_size, dtype=None):
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
         self.torch, self.size, self.device = torch, batch_size, a.device
         self.tokenizer = AutoTokenizer.from_pretrained(a.model)
-        self.model = AutoModelForCausalLM.from_pretrained(a.model, torch_dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[a.dtype]).to(a.device).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(a.model, torch_dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[dtype or a.dtype]).to(a.device).eval()
         self.length = self.model.config.max_position_embeddings
 
     def encode(self, context, continuation):
@@ -93,7 +94,7 @@ def main():
     p.add_argument("--tasks", default="paper"), p.add_argument("--limit", type=int, default=200), p.add_argument("--shots", type=int, default=3)
     p.add_argument("--seed", type=int, default=42), p.add_argument("--batch-sizes", default="1,8,16,32"), p.add_argument("--device", default="cpu")
     p.add_argument("--dtype", default="fp32"), p.add_argument("--threads", type=int, default=0), p.add_argument("--rounds", type=int, default=1)
-    p.add_argument("--plain", action="store_true"), p.add_argument("--share", type=float, default=1)
+    p.add_argument("--plain", action="store_true"), p.add_argument("--share", type=float, default=1), p.add_argument("--errors", action="store_true")
     a = p.parse_args()
     if a.threads:
         import torch
@@ -123,6 +124,12 @@ def main():
     for n in sizes:
         print(f"{name + f', batch {n}':<30} {statistics.median(theirs[n]):9.2f} documents/s")
     print(f"{rate / peer_rate:.2f} × the fastest of them; largest difference of a log-likelihood {worst:.2e}")
+    if a.errors:
+        exact = Plain(a, sizes[0], "fp32").score(pairs)
+        for who, values in (("bhyt", own), (name, scores)):
+            off = [x - y for x, y in zip(values, exact)]
+            rms = statistics.fmean(e * e for e in off) ** 0.5
+            print(f"{who}, {a.dtype}: off transformers in fp32 by {rms:.3e} rms, {max(map(abs, off)):.3e} at most, {statistics.fmean(off):+.1e} on average")
 
 
 if __name__ == "__main__":
