@@ -13,6 +13,7 @@
 #include "cli/training.h"
 #include "core/check.h"
 #include "core/log.h"
+#include "data/example_summary.h"
 #include "data/files.h"
 #include "eval/task.h"
 #include "text/chat_tokenizer.h"
@@ -104,8 +105,8 @@ int dry_run(const SftFlags& flags, const TrainingWords& words) {
   if (shared > 0) log::warning("{} examples of data.valid are examples of data.train, too", shared);
   if (words.json) {
     schema::Json out{{"template", format.row().name}, {"tokens", grown->vocab_size()}, {"shared", shared}};
-    for (const Preview& p : train) out["train"].push_back(preview_json(p.summary));
-    for (const Preview& p : valid) out["valid"].push_back(preview_json(p.summary));
+    for (const Preview& p : train) out["train"].push_back(summary_json(p.summary));
+    for (const Preview& p : valid) out["valid"].push_back(summary_json(p.summary));
     fmt::print("{}\n", out.dump(-1, ' ', false, schema::Json::error_handler_t::replace));
     return 0;
   }
