@@ -9,6 +9,7 @@
 #include "data/example_summary.h"
 #include "data/files.h"
 #include "data/input.h"
+#include "io/checkpoint_folders.h"
 #include "io/format.h"
 #include "io/hash.h"
 #include "model/safetensors.h"
@@ -143,15 +144,29 @@ std::unique_ptr<ChatData> open_chat_data(DataSection& config, const std::string&
   return out;
 }
 
+namespace {
+
+// Whose tokenizer `auto` means: that of the model that is started from; where that is gone and its run goes on, what the run saved of it.
+std::string tokenizer_owner(const RunConfig& config) {
+  std::error_code ignored;
+  if (!goes_on(config.run.resume) || fs::exists(config.model.init, ignored)) return config.model.init;
+  for (const std::int64_t step : checkpoint_steps(config.run.dir))
+    if (const std::string saved = checkpoint_folder(config.run.dir, step).string(); holds_tokenizer(saved)) return saved;
+  return config.model.init;
+}
+
+}  // namespace
+
 RunData choose_chat_data(RunConfig& config) {
   check_usage(!config.model.init.empty(), "model.init must name the checkpoint to fine-tune");
+  const std::string owner = tokenizer_owner(config);
   RunData out;
-  out.chat = open_chat_data(config.data, config.model.init);
+  out.chat = open_chat_data(config.data, owner);
   const ChatData& chat = *out.chat;
   ModelConfig& model = config.model.config;
   if (!chat.format) {
-    if (holds_tokenizer(config.model.init)) out.tokenizer = load_tokenizer(config.model.init);
-    out.why_no_tokenizer = config.model.init + " holds none";
+    if (holds_tokenizer(owner)) out.tokenizer = load_tokenizer(owner);
+    out.why_no_tokenizer = owner + " holds none";
     if (out.tokenizer) out.fingerprint = out.tokenizer->fingerprint();
     return out;
   }

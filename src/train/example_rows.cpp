@@ -8,6 +8,7 @@
 #include "data/order.h"
 #include "data/permutation.h"
 #include "io/hash.h"
+#include "ops/norm/norm.h"
 
 namespace bhyt::train {
 
@@ -166,7 +167,7 @@ class ExampleBatches : public BatchSource {
     out.seq = std::min(round_up(longest, options_.multiple), options_.seq_len);
     const auto n = static_cast<std::size_t>(out.batch * out.seq);
     out.tokens.assign(n, 0);
-    out.targets.assign(n, -1);
+    out.targets.assign(n, kFilling);
     out.positions.assign(n, 0);
     out.first.resize(n);
     for (std::size_t i = 0; i < n; ++i) out.first[i] = static_cast<std::int32_t>(static_cast<std::int64_t>(i) % out.seq);  // itself alone

@@ -212,6 +212,7 @@ void warm_up(Session& s) {
 
 // Of the weights that adapters stand beside: they are read again when the run goes on.
 std::string fingerprint_of_weights(const fs::path& folder) {
+  check_usage(fs::is_directory(folder), "model.init: {} is gone, and adapters go on beside its weights alone", folder.string());
   Hash64 hash;
   if (fs::exists(folder / "manifest.json")) {
     hash.update(read_text(folder / "manifest.json"));

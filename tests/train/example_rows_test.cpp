@@ -42,7 +42,7 @@ std::multiset<std::int64_t> check_batch(const HostBatch& b, const std::vector<Ex
     for (std::int64_t t = 0; t < b.seq;) {
       const auto at = static_cast<std::size_t>(r * b.seq + t);
       if (b.tokens[at] == 0) {  // what fills the row up sees itself alone and is not scored
-        EXPECT_EQ(b.targets[at], -1);
+        EXPECT_EQ(b.targets[at], kFilling);
         EXPECT_EQ(b.first[at], t);
         ++t;
         continue;
