@@ -2,15 +2,12 @@
 #pragma once
 
 #include <functional>
-#include <limits>
 #include <string>
 #include <vector>
 
 #include "report/figure.h"
 
 namespace bhyt::report {
-
-constexpr double kGap = std::numeric_limits<double>::quiet_NaN();
 
 std::string number(double v);                          // three significant digits
 std::string epoch_or_step(const Run& r, double step);  // "epoch 3", "epoch 2.5", "step 40"

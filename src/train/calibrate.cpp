@@ -251,7 +251,7 @@ double planned_calibration_bytes(const RunConfig& c) {
   source.vocab = c.model.config.vocab;
   const std::int64_t seq = c.data.seq_len, rows = std::max<std::int64_t>(kTokensAtATime / seq, 1);
   double bytes = static_cast<double>(Parameters::planned(source, *c.run.dtype, {}).value_bytes);
-  for (const ModelConfig* model : {&source, &c.model.config})
+  for (const ModelConfig* model : {&std::as_const(source), &c.model.config})
     bytes += static_cast<double>(Activations::bytes(*model, *c.run.dtype, c.device, {.batch = rows, .seq = seq}, {}));
   // Both streams over all tokens that are fitted to, and a site's inputs in fp32.
   const double fitted = static_cast<double>(kTokens - kTokens / kHeldOut) * static_cast<double>(source.d);
