@@ -28,6 +28,10 @@ Json describe(const report::Run& r) {
           {"tokens", std::isfinite(now.tokens) ? Json(static_cast<std::int64_t>(now.tokens)) : Json()},
           {"loss", number(now.loss)},
           {"valid_loss", number(r.valid.final_value())},
+          {"best", r.chosen ? Json{{"step", static_cast<std::int64_t>(r.chosen->step)},
+                                   {"epoch", number(r.epoch_at(r.chosen->step))},
+                                   {"valid_loss", r.chosen->loss}}
+                            : Json()},
           {"floor", r.floor ? Json(*r.floor) : Json()},
           {"above_floor", number(r.above_floor())},
           {"seconds", number(r.seconds.last())},
@@ -41,6 +45,7 @@ std::string line(const report::Run& r, std::size_t width) {
   if (std::isfinite(now.loss)) out += fmt::format("  loss {:.4f}", now.loss);
   if (std::isfinite(r.valid.final_value())) out += fmt::format("  valid {:.4f}", r.valid.final_value());
   if (!std::isfinite(r.valid.final_value())) out += r.valid.empty() ? "  not validated" : "  valid not finite";
+  if (r.chosen) out += fmt::format("  best {:.4f} at step {:.0f}", r.chosen->loss, r.chosen->step);
   if (std::isfinite(r.above_floor())) out += fmt::format("  above floor {:.4f}", r.above_floor());
   if (!r.skipped.empty()) out += fmt::format("  skipped {}", r.skipped.size());
   return out;

@@ -13,6 +13,7 @@
 #include "cli/training.h"
 #include "core/check.h"
 #include "core/log.h"
+#include "data/example_summary.h"
 #include "data/files.h"
 #include "eval/task.h"
 #include "text/chat_tokenizer.h"
@@ -104,8 +105,8 @@ int dry_run(const SftFlags& flags, const TrainingWords& words) {
   if (shared > 0) log::warning("{} examples of data.valid are examples of data.train, too", shared);
   if (words.json) {
     schema::Json out{{"template", format.row().name}, {"tokens", grown->vocab_size()}, {"shared", shared}};
-    for (const Preview& p : train) out["train"].push_back(preview_json(p.summary));
-    for (const Preview& p : valid) out["valid"].push_back(preview_json(p.summary));
+    for (const Preview& p : train) out["train"].push_back(summary_json(p.summary));
+    for (const Preview& p : valid) out["valid"].push_back(summary_json(p.summary));
     fmt::print("{}\n", out.dump(-1, ' ', false, schema::Json::error_handler_t::replace));
     return 0;
   }
@@ -124,7 +125,8 @@ void print_help() {
       "  --dry-run     show what the data comes to: counts, lengths, what is cut and dropped, three examples; needs no model\n"
       "  --dump FILE   with --dry-run: every example of data.train as a line of JSON (index, input_ids, labels)\n"
       "  --save-tokenizer DIR   with --dry-run: the tokenizer that a tuned model is saved with\n"
-      "  --seeds LIST  a run for each of these seeds (0,1,2), in run.dir/seed-N; those that are done are left alone\n{}\n{}"
+      "  --seeds LIST  a run for each of these seeds (0,1,2), in run.dir/seed-N; those that are done are left alone, unless\n"
+      "                resume=restart\n{}\n{}"
       "Templates: {}, or a YAML file.\n\n",
       kSharedFlags, kKeyNotes, chat_template_names());
   print_keys(train::Work::fine_tuning);
@@ -139,7 +141,9 @@ int train_once(const TrainingWords& w, train::Json& result) {
 
 // One run after the other; at the end the mean of what was selected, and its spread.
 int train_seeds(const TrainingWords& w, const std::string& seeds) {
-  const std::string parent = read_config(w).run.dir;
+  const train::RunSection run = read_config(w).run;
+  // Seeds that are done are left alone, unless all of them are to begin again.
+  const char* resume = run.resume == train::Resume::restart ? "restart" : run.resume == train::Resume::must ? "must" : "auto";
   for (const std::string& seed : split_names(seeds))
     check_usage(!seed.empty() && seed.find_first_not_of("0123456789") == std::string::npos, "--seeds expects whole numbers, got {}", seed);
   train::Json results = train::Json::array();
@@ -147,8 +151,8 @@ int train_seeds(const TrainingWords& w, const std::string& seeds) {
   for (const std::string& seed : split_names(seeds)) {
     TrainingWords one = w;
     one.overrides.push_back("run.seed=" + seed);
-    one.overrides.push_back(fmt::format("run.dir={}/seed-{}", parent, seed));
-    one.overrides.push_back("run.resume=auto");
+    one.overrides.push_back(fmt::format("run.dir={}/seed-{}", run.dir, seed));
+    one.overrides.push_back(fmt::format("run.resume={}", resume));
     log::info("seed {}", seed);
     if (const int code = train_once(one, results.emplace_back())) return code;
     results.back()["seed"] = seed;

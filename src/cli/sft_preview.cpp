@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "data/example_summary.h"
 #include "io/format.h"
 #include "io/hash.h"
 #include "text/unicode.h"
@@ -13,24 +14,6 @@ namespace bhyt::cli {
 namespace {
 
 constexpr std::size_t kBar = 40, kShownBegin = 400, kShownEnd = 150;
-
-struct Bin {
-  std::int64_t from = 0, to = 0, count = 0;  // lengths from … to, both included
-};
-
-// About a dozen bins of a round width from 1 to the longest.
-std::vector<Bin> bins_of(std::span<const std::int32_t> lengths) {
-  const std::int64_t longest = *std::ranges::max_element(lengths);
-  std::int64_t width = 1;
-  while (width * 12 < longest) width *= 2;
-  std::vector<Bin> bins(static_cast<std::size_t>((longest + width - 1) / width));
-  for (std::size_t i = 0; i < bins.size(); ++i) {
-    const auto at = static_cast<std::int64_t>(i);
-    bins[i] = {.from = at * width + 1, .to = (at + 1) * width};
-  }
-  for (const std::int32_t n : lengths) ++bins[static_cast<std::size_t>((std::max(n, 1) - 1) / width)].count;
-  return bins;
-}
 
 // In eighths of a letter.
 std::string bar(double share) {
@@ -43,20 +26,14 @@ std::string bar(double share) {
 }
 
 std::string histogram(std::span<const std::int32_t> lengths) {
-  const std::vector<Bin> bins = bins_of(lengths);
+  const std::vector<LengthBin> bins = length_bins(lengths);
   std::int64_t most = 1;
-  for (const Bin& b : bins) most = std::max(most, b.count);
+  for (const LengthBin& b : bins) most = std::max(most, b.count);
   std::string out = "    tokens         examples\n";
-  for (const Bin& b : bins)
+  for (const LengthBin& b : bins)
     out += fmt::format("  {:>7} – {:<7} {:>8}  {}\n", grouped(b.from), grouped(b.to), grouped(b.count),
                        bar(static_cast<double>(b.count) / static_cast<double>(most)));
   return out;
-}
-
-std::int64_t median_of(std::vector<std::int32_t> lengths) {
-  const auto middle = lengths.begin() + std::ssize(lengths) / 2;
-  std::nth_element(lengths.begin(), middle, lengths.end());
-  return *middle;
 }
 
 std::string percent(std::int64_t part, std::int64_t whole) {
@@ -133,7 +110,7 @@ std::string show_preview(const Preview& preview, const ExampleOptions& options, 
   const ExampleSummary& s = preview.summary;
   std::string out = fmt::format("{}: {} records, {} examples\n", s.file, grouped(s.records), grouped(s.kept));
   out += fmt::format("  scored   {} of {} tokens ({})\n", grouped(s.scored), grouped(s.tokens), percent(s.scored, s.tokens));
-  out += fmt::format("  lengths  mean {}, median {}, longest {}\n", grouped(s.tokens / s.kept), grouped(median_of(s.lengths)),
+  out += fmt::format("  lengths  mean {}, median {}, longest {}\n", grouped(s.tokens / s.kept), grouped(median_length(s.lengths)),
                      grouped(*std::ranges::max_element(s.lengths)));
   out += fmt::format("  cut      {} ({}) to {} tokens\n", grouped(s.cut), percent(s.cut, s.kept), grouped(options.seq_len));
   if (s.unscored > 0) out += fmt::format("  unscored {} examples have no scored token: the cut took their answers\n", grouped(s.unscored));
@@ -141,28 +118,6 @@ std::string show_preview(const Preview& preview, const ExampleOptions& options, 
   for (const Example& e : preview.samples)
     out += fmt::format("\n— record {}, {} tokens, {} scored\n{}\n", e.index, e.ids.size(), scored_tokens(e), marked(e, tokenizer, color));
   return out;
-}
-
-nlohmann::ordered_json preview_json(const ExampleSummary& s) {
-  nlohmann::ordered_json dropped = nlohmann::ordered_json::array(), bins = nlohmann::ordered_json::array();
-  for (const auto& d : s.dropped) {
-    if (d.count == 0) continue;
-    nlohmann::ordered_json first = nlohmann::ordered_json::array();
-    for (const DroppedRecord& r : d.first) first.push_back({{"index", r.index}, {"line", r.line}, {"detail", r.detail}});
-    dropped.push_back({{"reason", drop_name(d.first[0].drop)}, {"count", d.count}, {"first", std::move(first)}});
-  }
-  for (const Bin& b : bins_of(s.lengths)) bins.push_back({{"from", b.from}, {"to", b.to}, {"count", b.count}});
-  return {{"file", s.file},
-          {"records", s.records},
-          {"examples", s.kept},
-          {"tokens", s.tokens},
-          {"scored", s.scored},
-          {"cut", s.cut},
-          {"unscored", s.unscored},
-          {"longest", *std::ranges::max_element(s.lengths)},
-          {"median", median_of(s.lengths)},
-          {"lengths", std::move(bins)},
-          {"dropped", std::move(dropped)}};
 }
 
 }  // namespace bhyt::cli

@@ -2,8 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -30,6 +28,5 @@ struct Preview {
 
 // As lines for people. `color`: for a terminal; otherwise ⟦ ⟧ stand around what is scored.
 std::string show_preview(const Preview& preview, const ExampleOptions& options, const Tokenizer& tokenizer, bool color);
-nlohmann::ordered_json preview_json(const ExampleSummary& summary);
 
 }  // namespace bhyt::cli

@@ -41,6 +41,14 @@ std::vector<std::int64_t> checkpoint_steps(const fs::path& run) {
 
 fs::path checkpoint_folder(const fs::path& run, std::int64_t step) { return run / fmt::format("{}{}", kPrefix, step); }
 
+std::optional<std::int64_t> best_step(const fs::path& run) {
+  std::error_code none;
+  const fs::path target = fs::read_symlink(run / kBest, none);
+  for (const std::int64_t step : checkpoint_steps(run))
+    if (target == checkpoint_folder(run, step).filename()) return step;
+  return std::nullopt;
+}
+
 void write_manifest(const fs::path& dir) {
   std::vector<fs::path> files;
   for (const auto& entry : fs::directory_iterator(dir))

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,9 @@ namespace bhyt {
 
 std::vector<std::int64_t> checkpoint_steps(const fs::path& run);  // newest first; none where there is no such folder
 fs::path checkpoint_folder(const fs::path& run, std::int64_t step);
+
+constexpr const char* kBest = "best";                        // a link to the checkpoint with the lowest validation loss
+std::optional<std::int64_t> best_step(const fs::path& run);  // of the checkpoint that it stands for
 
 // Files of a checkpoint beside those of the model.
 constexpr const char* kManifest = "manifest.json";

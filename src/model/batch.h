@@ -8,7 +8,7 @@ namespace bhyt {
 struct Batch {
   std::int64_t batch = 0, seq = 0;
   Tensor tokens;     // int32 [B,T]
-  Tensor targets;    // int32 [B,T]; negative = not scored
+  Tensor targets;    // int32 [B,T]; negative = not scored, kFilling (ops/norm/norm.h) = no part of any text
   Tensor weights;    // fp32 [B,T] or empty (= 1)
   Tensor positions;  // int32 [B,T] or empty (0…T−1 in every row): restarts at each document with attend: document
   Tensor first;      // int32 [B,T] or empty: first position each token may see (ops/attention/attention.h)

@@ -238,6 +238,8 @@ void Block::backward(Context& ctx, const Kept& keep, const BlockScratch& s, cons
   const bool is_given = site2_.stat == Stat::given;
   Given g = given_of(keep, options.aux);
   if (is_given) {
+    g.aux_by = options.aux_by;
+    g.targets = options.targets;
     if (!stop_gradient_) g.dms = s.dms;
     g.dms_correction = gradients.ms_correction;
     g.dconstant_correction = gradients.constant_correction;

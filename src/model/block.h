@@ -49,6 +49,8 @@ struct ForwardOptions {
 // How one backward goes.
 struct BackwardOptions {
   float aux = 0;           // weight of the auxiliary loss per token, 0 = off
+  Tensor aux_by = {};      // fp32 [1] or empty: … times what it holds
+  Tensor targets = {};     // int32 [N] or empty: kFilling where a token does not count in it
   bool accumulate = true;  // false: products overwrite the gradients of their weights
   bool h_was_kept = true;  // false: SwiGLU's backward makes h again as it goes
   Dropout dropout = {};    // as the forward had it

@@ -93,4 +93,20 @@ void validate(const LoraConfig& lora, const ModelConfig& config) {
   }
 }
 
+TrainingFlops training_flops(const ModelConfig& c, std::int64_t seq, const LoraConfig& lora) {
+  const double head = static_cast<double>(c.d) * static_cast<double>(c.vocab);
+  if (!lora.active()) return {.token = flops_per_token(c, seq) - 6 * head, .scored = 6 * head};
+  const double block = static_cast<double>(c.d) * static_cast<double>(c.qkv_width() + c.q_width() + 3 * c.mlp);
+  const double attention = 2.0 * static_cast<double>(seq) * static_cast<double>(c.q_width());  // forward; the backward has twice as much
+  const std::int64_t lowest = lora.train_norms || lora.layers.empty() ? 0 : lora.layers.front();
+  TrainingFlops out{.token = 0, .scored = 4 * head};
+  for (std::int64_t layer = 0; layer < c.layers; ++layer) {
+    out.token += 2 * block + attention;
+    if (layer >= lowest) out.token += 2 * block + 2 * attention;
+    for (const Projection p : all_projections())
+      if (lora.adapts(p, layer)) out.token += 6.0 * static_cast<double>(lora.rank * (inputs_of(p, c) + outputs_of(p, c)));
+  }
+  return out;
+}
+
 }  // namespace bhyt

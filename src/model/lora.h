@@ -43,6 +43,14 @@ struct LoraConfig {
   std::int64_t width(Product p) const;  // columns of x Aᵀ in a layer that has adapters: a rank for every target
 };
 
+// Training FLOPs: of every token, and of one that is scored, which alone the LM head needs. Without adapters their sum is
+// flops_per_token; with them no gradient of a frozen weight is computed, and no backward below the lowest trained layer.
+struct TrainingFlops {
+  double token = 0, scored = 0;
+  double sum() const { return token + scored; }
+};
+TrainingFlops training_flops(const ModelConfig& config, std::int64_t seq, const LoraConfig& lora);
+
 // UsageError for what no model can have: a rank, α or dropout out of range, targets named twice or none, layers that the model lacks.
 void validate(const LoraConfig& lora, const ModelConfig& config);
 

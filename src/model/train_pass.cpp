@@ -107,6 +107,8 @@ void TrainPass::backward(const Batch& b, const Step& step, const ForwardOptions&
     }
     block.backward(ctx_, k, act_.scratch, at, g.layers[l],
                    {.aux = forward.aux,
+                    .aux_by = step.aux_by,
+                    .targets = b.targets.reshape({b.batch * b.seq}),
                     .accumulate = step.accumulate,
                     .h_was_kept = plan.keeps_h() || plan.recompute == Recompute::block,
                     .dropout = forward.dropout});
@@ -160,8 +162,9 @@ void TrainPass::run(const Batch& b, const Step& step) {
                       step.accumulate,
                       static_cast<std::uint64_t>(b.scored ? b.scored.size() : 0),
                       ctx_.scratch_version()};
-  for (const void* p : {b.tokens.data, b.targets.data, b.weights.data, b.positions.data, b.first.data, b.scored.data,
-                        step.gradients.arena.t.data, step.loss.data, step.scale_by.data, act_.z.data, act_.positions(b).table.data})
+  for (const void* p :
+       {b.tokens.data, b.targets.data, b.weights.data, b.positions.data, b.first.data, b.scored.data, step.gradients.arena.t.data,
+        step.loss.data, step.scale_by.data, step.aux_by.data, act_.z.data, act_.positions(b).table.data})
     key.push_back(reinterpret_cast<std::uintptr_t>(p));
   graphs_.run(ctx_, key, [&] { forward_backward(b, step); });
 }

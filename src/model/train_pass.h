@@ -43,6 +43,7 @@ class TrainPass {
     float scale = 1;
     Tensor scale_by = {};       // fp32 [1] or empty: the scale is multiplied by what it holds when the step runs
     double tokens_in_step = 0;  // over all micro-batches of the step, for the mean of the auxiliary loss
+    Tensor aux_by = {};         // fp32 [1] or empty: the auxiliary loss is multiplied by what it holds when the step runs
     bool with_aux = true;       // whether the auxiliary loss applies at this step
     bool accumulate = true;
     std::uint64_t dropout_seed = 0;  // of this micro-batch, where LoraConfig::dropout > 0: another one for each

@@ -128,6 +128,7 @@ Figure close_figure(const std::vector<Run>& runs, const std::vector<Level>& leve
     lowest = std::fmin(lowest, middle.back());
     f.lines.push_back({.run = static_cast<int>(i), .name = "train", .data = thin(loss, half, end, 340), .smoothed = true});
     f.lines.push_back({.run = static_cast<int>(i), .name = "valid", .data = thin(valid, half, end, 100), .dots = true});
+    if (const auto& c = runs[i].chosen; c && c->step >= half) f.marks.push_back({static_cast<int>(i), c->step, c->loss});
   }
   if (points < 3) f.lines.clear();
   f.x.lo = first;
@@ -149,6 +150,7 @@ Figure loss_figure(const std::vector<Run>& runs, double end) {
     const int run = static_cast<int>(i);
     f.lines.push_back({.run = run, .name = "train", .data = thin(r.loss, 0, end, 640), .smoothed = true});
     f.lines.push_back({.run = run, .name = "valid", .data = thin(r.valid, 0, end, 250), .dots = true});
+    if (r.chosen) f.marks.push_back({run, r.chosen->step, r.chosen->loss});
     f.skipped.push_back(thin_marks(r.skipped, end, kWide / 8));
     skipped += r.skipped.size();
     first = std::fmax(first, std::fmax(r.loss.first(), r.valid.first()));
@@ -160,6 +162,7 @@ Figure loss_figure(const std::vector<Run>& runs, double end) {
       "Validation is the heavy line. Training is shown as its moving average, and faint behind it as recorded (each record is the mean "
       "since the one before).";
   if (!f.levels.empty()) f.caption += " Dashed: the entropy rate of the language the data was drawn from, which no model can beat.";
+  if (!f.marks.empty()) f.caption += " Ringed: the checkpoint with the lowest validation loss, which the run keeps as best.";
   if (skipped) f.caption += fmt::format(" Crosses at the top: {} skipped for a loss or gradient that was not finite.", steps_word(skipped));
   return f;
 }
@@ -236,6 +239,7 @@ std::vector<Figure> make_figures(const std::vector<Run>& runs) {
   std::vector<Figure> out;
   out.push_back(loss_figure(runs, end));
   if (Figure f = close_figure(runs, out.front().levels, end); !f.lines.empty()) out.push_back(std::move(f));
+  add_epoch_figure(runs, out);
   out.push_back(step_figure({.id = "lr", .title = "Learning rate", .unit = "", .from_zero = true}, runs, end, &Run::lr));
   out.back().caption = labelled("Peak of the schedule: ", each(runs, peak_rate));
   out.push_back(gradient_figure(runs, end));

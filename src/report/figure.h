@@ -25,18 +25,26 @@ struct Level {
   std::string label;
 };
 
+// A ring around a point of a run's curve.
+struct Mark {
+  int run = 0;
+  double x = 0, y = 0;
+};
+
 struct Figure {
   std::string id, title, unit, caption;
   double width = 1120, height = 400;
   std::string section;  // figures of a section stand together
   std::string group;    // figures of a group share their y range
   bool steps = true;    // x is the step, else the layer
+  bool epochs = false;  // x is the epoch; steps is false then
   bool can_log = false, log = false, from_zero = false;
   bool close = false;  // a closer look at a part of the run: averages without the faint records, its own range, no zoom
   double cap = std::numeric_limits<double>::quiet_NaN();  // a linear axis takes no heed of what lies above
   int only_run = -1;                                      // the one run it shows
   std::vector<Line> lines;
   std::vector<Level> levels;
+  std::vector<Mark> marks;
   std::vector<std::vector<double>> skipped;  // per run, steps to mark
   Axis x, y;
 };

@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <istream>
-#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "report/run.h"
@@ -14,7 +13,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr double kGap = std::numeric_limits<double>::quiet_NaN();
 constexpr double kLargest = 1e30;             // beyond it a value is as good as infinite, and scales would overflow
 constexpr std::size_t kMaxLayerRecords = 32;  // as many as λ's curves need; fewer than twice as many are kept
 

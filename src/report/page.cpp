@@ -9,6 +9,7 @@
 
 #include "core/log.h"
 #include "report/figure.h"
+#include "report/figure_parts.h"
 #include "report/html.h"
 #include "report/verdict.h"
 
@@ -39,16 +40,25 @@ std::string validation_of(const Run& r) {
   return std::isfinite(r.valid.final_value()) ? fixed(r.valid.final_value()) : "not finite";
 }
 
+// "1.2345, epoch 3", or the step where epochs are not known.
+std::string chosen_of(const Run& r) {
+  return r.chosen ? fmt::format("{}, {}", fixed(r.chosen->loss), epoch_or_step(r, r.chosen->step)) : "–";
+}
+
 std::string summary_table(const std::vector<Run>& runs, int best) {
   std::string head, rows;
-  for (const char* name : {"run", "training loss", "validation loss", "above the floor", "steps", "tokens", "time", "tokens/s", "skipped"})
-    head += fmt::format("<th>{}</th>", name);
+  const bool chosen = std::ranges::any_of(runs, [](const Run& r) { return r.chosen.has_value(); });
+  std::vector<const char*> names = {"run",    "training loss", "validation loss", "above the floor", "steps",
+                                    "tokens", "time",          "tokens/s",        "skipped"};
+  if (chosen) names.insert(names.begin() + 3, "best checkpoint");
+  for (const char* name : names) head += fmt::format("<th>{}</th>", name);
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const Run& r = runs[i];
     const double seconds = r.seconds.last(), timed = r.tokens.last();  // both by the metrics
     const Standing now = r.standing();
     rows += fmt::format("<tr{}><th>{}{}</th>", static_cast<int>(i) == best ? " class=\"best\"" : "", swatch(i), escape(r.name));
     rows += cell("training loss", fixed(now.loss)) + cell("validation loss", validation_of(r), "main");
+    if (chosen) rows += cell("best checkpoint", chosen_of(r), "main");
     rows += cell("above the floor", fixed(r.above_floor())) + cell("steps", steps_of(r));
     rows += cell("tokens", std::isfinite(now.tokens) ? log::human_count(now.tokens) : "–");
     rows += cell("time", seconds > 0 ? log::human_time(seconds) : "–");
@@ -124,21 +134,23 @@ std::string text_value(const std::string& text) {
 }
 
 std::string figure_data(const Figure& f) {
-  std::string lines, levels, skipped;
+  std::string lines, levels, marks, skipped;
   const std::vector<double>* before = nullptr;
   for (const Line& l : f.lines) {
     if (l.data.x.empty()) continue;
-    const std::string x = before && *before == l.data.x ? "null" : array(l.data.x, true);
+    const std::string x = before && *before == l.data.x ? "null" : array(l.data.x, !f.epochs);
     before = &l.data.x;
     const std::string extremes = l.data.exact() ? "" : fmt::format(R"(,"lo":{},"hi":{})", array(l.data.lo), array(l.data.hi));
     append(lines, fmt::format(R"({{"run":{},"name":{},"smoothed":{},"dots":{},"tint":{:.2f},"x":{},"y":{}{}}})", l.run, text_value(l.name),
                               l.smoothed, l.dots, l.tint, x, array(l.data.y), extremes));
   }
   for (const Level& l : f.levels) append(levels, fmt::format(R"({{"y":{},"label":{}}})", value(l.y), text_value(l.label)));
+  for (const Mark& m : f.marks) append(marks, fmt::format(R"({{"run":{},"x":{},"y":{}}})", m.run, m.x, value(m.y)));
   for (const auto& s : f.skipped) append(skipped, array(s, true));
   return fmt::format(
-      R"({{"id":"{}","w":{},"h":{},"group":"{}","steps":{},"close":{},"log":{},"zero":{},"cap":{},"start":{},"end":{},"lines":[{}],"levels":[{}],"skipped":[{}]}})",
-      f.id, f.width, f.height, f.group, f.steps, f.close, f.log, f.from_zero, value(f.cap), f.x.lo, f.x.hi, lines, levels, skipped);
+      R"({{"id":"{}","w":{},"h":{},"group":"{}","steps":{},"epochs":{},"close":{},"log":{},"zero":{},"cap":{},"start":{},"end":{},"lines":[{}],"levels":[{}],"marks":[{}],"skipped":[{}]}})",
+      f.id, f.width, f.height, f.group, f.steps, f.epochs, f.close, f.log, f.from_zero, value(f.cap), f.x.lo, f.x.hi, lines, levels, marks,
+      skipped);
 }
 
 std::string page_data(const std::vector<Run>& runs, const std::vector<Figure>& figures, double window) {
@@ -224,9 +236,11 @@ std::string render_page(const std::vector<Run>& runs) {
   out += summary_table(runs, verdict.best);
   out += controls(runs, window);
   out += section("Loss", "", "loss", figures_of(figures, "loss", window));
+  out += section("By epoch", "", "wide", figures_of(figures, "epochs", window));
   out += section("Optimisation", "", "thirds", figures_of(figures, "optimisation", window));
   out += section("Tasks", "Benchmark tasks between steps, as <code>bhyt eval</code> asks them.", "thirds",
                  figures_of(figures, "tasks", window));
+  out += section("Data", "What the files of conversations came to, and how long their examples are.", "wide", examples_html(runs));
   out += section("Layers",
                  "The residual stream at the output of each block, at a run’s first and last record. Both panels of a row share one axis.",
                  "halves", figures_of(figures, "layers", window));

@@ -148,6 +148,8 @@ Standing Run::standing() const {
   return s;
 }
 
+double Run::epoch_at(double step) const { return examples && examples->epoch_steps > 0 ? step / examples->epoch_steps : kUnknown; }
+
 double Run::above_floor() const {
   if (!floor) return kUnknown;
   return (valid.empty() ? standing().loss : valid.final_value()) - *floor;
@@ -187,6 +189,7 @@ void read_about(const fs::path& dir, Run& run) {
       for (const auto& [key, value] : j.items())
         if (!value.is_structured() && !value.is_null())
           run.about.emplace_back(key, value.is_string() ? value.get<std::string>() : value.dump());
+    if (j.is_object() && j.contains("examples")) run.examples = read_examples(j["examples"]);
   }
   if (run.about.empty()) run.notes.push_back("run.json is missing or damaged: which machine and commit made this run is not known");
   if (const auto steps = checkpoint_steps(dir); !steps.empty())
@@ -206,6 +209,15 @@ void read_saved(const fs::path& dir, Run& run) {
   } catch (const Json::exception&) {
     // Of another program, or damaged: then the metrics are what is known.
   }
+}
+
+void read_chosen(const fs::path& dir, Run& run) {
+  const auto step = best_step(dir);
+  if (!step) return;
+  const auto at = std::ranges::find(run.valid.x, static_cast<double>(*step));
+  if (at == run.valid.x.end()) return;
+  const double loss = run.valid.y[static_cast<std::size_t>(at - run.valid.x.begin())];
+  if (std::isfinite(loss)) run.chosen = {static_cast<double>(*step), loss};
 }
 
 Run read_run(const fs::path& dir) {
@@ -228,6 +240,7 @@ Run read_run(const fs::path& dir) {
   find_floor(dir, run);
   read_about(dir, run);
   read_saved(dir, run);
+  read_chosen(dir, run);
   return run;
 }
 

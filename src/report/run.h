@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "report/examples.h"
 #include "report/series.h"
 
 namespace bhyt::report {
@@ -25,6 +26,11 @@ struct Standing {
   double loss = std::numeric_limits<double>::quiet_NaN(), tokens = loss;
 };
 
+// The checkpoint with the lowest validation loss, where a run keeps it (train.select=best).
+struct Chosen {
+  double step = 0, loss = 0;
+};
+
 using Entries = std::vector<std::pair<std::string, std::string>>;  // key and value, in the file's order
 
 struct Run {
@@ -39,8 +45,10 @@ struct Run {
   std::vector<double> skipped;      // steps that were skipped
   Entries config;                   // resolved.yaml, flattened to dotted keys
   std::string config_text;
-  Entries about;                   // version, commit, machine, device …
-  std::optional<Standing> saved;   // of the newest checkpoint; its loss is the mean since the last line of metrics
+  Entries about;                     // version, commit, machine, device …
+  std::optional<Standing> saved;     // of the newest checkpoint; its loss is the mean since the last line of metrics
+  std::optional<Examples> examples;  // fine-tuning's
+  std::optional<Chosen> chosen;
   std::optional<double> floor;     // entropy rate of the training data, nats per token
   std::vector<std::string> notes;  // what could not be read
 
@@ -48,6 +56,7 @@ struct Run {
   const std::string* fact(const std::string& key) const;   // of run.json
   double steps() const;                                    // the last step with a record, 0 without
   Standing standing() const;                               // by the metrics, or by the newest checkpoint where that is further
+  double epoch_at(double step) const;                      // NaN where it is not known how many steps an epoch has
   double above_floor() const;                              // final validation (else training) loss − floor; NaN where unknown
 };
 
@@ -62,9 +71,10 @@ std::vector<Run> read_runs(const std::vector<std::string>& paths);
 
 // The parts, for read_run and the tests.
 void read_metrics(std::istream& in, Run& run);
-void read_config(const std::string& yaml, Run& run);          // config, config_text
-void find_floor(const std::filesystem::path& dir, Run& run);  // of data made by bhyt data synth
-void read_about(const std::filesystem::path& dir, Run& run);  // run.json; newest checkpoint
-void read_saved(const std::filesystem::path& dir, Run& run);  // what the newest checkpoint says of itself
+void read_config(const std::string& yaml, Run& run);           // config, config_text
+void find_floor(const std::filesystem::path& dir, Run& run);   // of data made by bhyt data synth
+void read_about(const std::filesystem::path& dir, Run& run);   // run.json; newest checkpoint
+void read_saved(const std::filesystem::path& dir, Run& run);   // what the newest checkpoint says of itself
+void read_chosen(const std::filesystem::path& dir, Run& run);  // which checkpoint `best` stands for; its loss is metrics'
 
 }  // namespace bhyt::report

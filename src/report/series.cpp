@@ -2,13 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 namespace bhyt::report {
-
-namespace {
-constexpr double kGap = std::numeric_limits<double>::quiet_NaN();
-}
 
 void Series::add(double at, double value) {
   if (!x.empty() && x.back() >= at) rewind(at);

@@ -2,9 +2,12 @@
 #pragma once
 
 #include <cstddef>
+#include <limits>
 #include <vector>
 
 namespace bhyt::report {
+
+constexpr double kGap = std::numeric_limits<double>::quiet_NaN();  // where there is no value
 
 struct Series {
   std::vector<double> x, y;  // x rises; y is NaN where no finite value was recorded

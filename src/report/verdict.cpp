@@ -15,16 +15,28 @@ namespace {
 using Runs = std::vector<const Run*>;
 using Values = std::vector<std::string>;  // one of each run
 
-// The loss that is compared: validation's, or training's where no run was validated.
+// The loss that is compared: validation's, of the checkpoints that were chosen where every run has chosen one, or training's where no run
+// was validated.
 struct Kind {
-  const char* name;
+  const char *name, *which;
   Series Run::*loss;
   const char *data, *done;  // the key of its data, and what was done on that
+  bool chosen = false;
 
-  double of(const Run& r) const { return (r.*loss).final_value(); }
+  double of(const Run& r) const { return chosen ? r.chosen->loss : (r.*loss).final_value(); }
 };
-constexpr Kind kValidation{"validation", &Run::valid, "data.valid", "validated"};
-constexpr Kind kTraining{"training", &Run::loss, "data.train", "trained"};
+constexpr Kind kValidation{"validation", "final validation", &Run::valid, "data.valid", "validated"};
+constexpr Kind kChosen{"validation", "validation", &Run::valid, "data.valid", "validated", true};
+constexpr Kind kTraining{"training", "final training", &Run::loss, "data.train", "trained"};
+
+const Kind& kind_for(const std::vector<Run>& runs) {
+  bool validated = false, chosen = true;
+  for (const Run& r : runs) {
+    validated |= !r.valid.empty();
+    chosen &= r.valid.empty() || r.chosen;
+  }
+  return !validated ? kTraining : chosen ? kChosen : kValidation;
+}
 
 std::string names(const Runs& runs) {
   const std::size_t n = runs.size(), named = n > 5 ? 4 : n;
@@ -132,8 +144,11 @@ std::string above_the_floor(const Run& r, double loss) {
 
 std::string alone(const Run& r, const Kind& kind) {
   const bool validated = kind.loss == &Run::valid;
-  const double loss = validated ? kind.of(r) : r.standing().loss, step = validated ? r.valid.x.back() : r.standing().loss_step;
-  return fmt::format("{}: {} loss {:.4f}{} at step {:.0f}.", r.name, kind.name, loss, above_the_floor(r, loss), step);
+  const double loss = validated ? kind.of(r) : r.standing().loss;
+  double step = validated ? r.valid.x.back() : r.standing().loss_step;
+  if (kind.chosen) step = r.chosen->step;
+  const std::string kept = kind.chosen ? ", the lowest" : "";
+  return fmt::format("{}: {} loss {:.4f}{} at step {:.0f}{}.", r.name, kind.name, loss, above_the_floor(r, loss), step, kept);
 }
 
 // "Lowest final validation loss: b, 2.2500; a 0.2500 higher."
@@ -141,7 +156,7 @@ std::string ranking(const Runs& ranked, const Kind& kind) {
   const Run& best = *ranked.front();
   const double lowest = kind.of(best);
   const auto more = [&](const Run* r) { return kind.of(*r) - lowest; };
-  std::string out = fmt::format("Lowest final {} loss: {}, {:.4f}{}", kind.name, best.name, lowest, above_the_floor(best, lowest));
+  std::string out = fmt::format("Lowest {} loss: {}, {:.4f}{}", kind.which, best.name, lowest, above_the_floor(best, lowest));
   if (ranked.size() > 5) return out + fmt::format("; the others {:.4f} to {:.4f} higher.", more(ranked[1]), more(ranked.back()));
   for (std::size_t i = 1; i < ranked.size(); ++i)
     out += fmt::format("{} {} {}", i == 1 ? ";" : ",", ranked[i]->name,
@@ -152,8 +167,8 @@ std::string ranking(const Runs& ranked, const Kind& kind) {
 }  // namespace
 
 Verdict judge(const std::vector<Run>& runs) {
-  const bool validated = std::any_of(runs.begin(), runs.end(), [](const Run& r) { return !r.valid.empty(); });
-  const Kind& kind = validated ? kValidation : kTraining;
+  const Kind& kind = kind_for(runs);
+  const bool validated = kind.loss == &Run::valid;
   Runs compared, without, broken;
   for (const Run& r : runs) ((r.*kind.loss).empty() ? without : std::isfinite(kind.of(r)) ? compared : broken).push_back(&r);
   if (compared.empty() && broken.empty()) return {.text = "No loss has been recorded yet."};

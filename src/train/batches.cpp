@@ -8,7 +8,7 @@ namespace bhyt::train {
 
 namespace {
 
-constexpr std::int64_t kHeader = 64;  // elements before the arrays: the scale, and room so that they begin on a line of memory
+constexpr std::int64_t kHeader = 64;  // elements before the arrays: two factors, and room so that they begin on a line of memory
 
 // Bytes of one batch: tokens and targets, positions and first.
 double bytes_of(const Uploader::Shape& s) {
@@ -33,13 +33,14 @@ void Uploader::put(const HostBatch& host) {
   next.scored = std::count_if(host.targets.begin(), host.targets.end(), [](std::int32_t t) { return t >= 0; });
   auto* const begin = static_cast<std::int32_t*>(next.memory.host_side());
   *reinterpret_cast<float*>(begin) = static_cast<float>(1.0 / std::max(static_cast<double>(next.scored), 1.0));
+  next.used = host.used > 0 ? host.used : host.batch * host.seq;
+  reinterpret_cast<float*>(begin)[1] = static_cast<float>(1.0 / static_cast<double>(next.used));
   std::int32_t* to = begin + kHeader;
   for (const auto* from : {&host.tokens, &host.targets, &host.positions, &host.first}) to = std::copy(from->begin(), from->end(), to);
   next.rows = host.batch;
   next.seq = host.seq;
   to = list_scored(host, next, begin, to);
   next.memory.send(static_cast<std::size_t>(to - begin) * sizeof *to);
-  next.used = host.used > 0 ? host.used : host.batch * host.seq;
   next.examples = host.examples > 0 ? host.examples : host.batch;
   next.documents = !host.positions.empty();
 }
@@ -78,6 +79,7 @@ void Uploader::advance() {
 }
 
 Tensor Uploader::scale() const { return Tensor(current().memory.device_side(), DType::f32, device_, {1}); }
+Tensor Uploader::per_token() const { return Tensor(static_cast<float*>(current().memory.device_side()) + 1, DType::f32, device_, {1}); }
 
 Batch Uploader::piece(std::int64_t i) const {
   const Slot& s = current();

@@ -34,6 +34,7 @@ class Uploader {
   std::int64_t used() const { return current().used; }  // those of the data
   std::int64_t scored() const { return current().scored; }
   Tensor scale() const;               // fp32 [1] on the device: 1 / scored()
+  Tensor per_token() const;           // the same: 1 / used()
   Batch piece(std::int64_t i) const;  // the i-th micro-batch
   std::int64_t pieces() const { return (rows() + piece_rows() - 1) / piece_rows(); }
   std::int64_t batch() const { return shape_.batch; }  // the most rows
@@ -41,7 +42,7 @@ class Uploader {
 
  private:
   struct Slot {
-    // The scale; then int32 [rows, seq]: tokens, targets and, where documents are told apart, positions and first; then for each piece of
+    // Two factors; then int32 [rows, seq]: tokens, targets and, where documents are told apart, positions and first; then for each piece of
     // which few tokens are scored their places and targets.
     Mirror memory;
     struct Scored {

@@ -25,14 +25,6 @@ struct Piece {
   std::int64_t scored = 0;
 };
 
-// What fills rows up sees itself alone, and nothing sees it.
-bool fills(const HostBatch& b, std::int64_t i) {
-  if (b.first.empty()) return false;
-  const std::int64_t t = i % b.seq;
-  const auto first = [&](std::int64_t at) { return b.first[static_cast<std::size_t>(at)]; };
-  return first(i) == t && (t + 1 == b.seq || first(i + 1) != t);
-}
-
 Piece upload(Context& ctx, const HostBatch& host) {
   Piece p;
   const std::int64_t n = host.batch * host.seq;
@@ -49,7 +41,7 @@ Piece upload(Context& ctx, const HostBatch& host) {
     p.batch.first = put(3, host.first);
   }
   for (std::int64_t i = 0; i < n; ++i)
-    if (!fills(host, i)) p.rows.push_back(i);
+    if (host.targets[static_cast<std::size_t>(i)] != kFilling) p.rows.push_back(i);
   p.scored = std::ranges::count_if(host.targets, [](std::int32_t t) { return t >= 0; });
   return p;
 }
@@ -251,6 +243,19 @@ std::unique_ptr<Model> load_source(const RunConfig& config, const Model& target,
       grow);
   source->refresh_constants();
   return source;
+}
+
+double planned_calibration_bytes(const RunConfig& c) {
+  if (!calibrates(c)) return 0;
+  ModelConfig source = read_model_config(std::filesystem::path(c.model.init) / "config.json");
+  source.vocab = c.model.config.vocab;
+  const std::int64_t seq = c.data.seq_len, rows = std::max<std::int64_t>(kTokensAtATime / seq, 1);
+  double bytes = static_cast<double>(Parameters::planned(source, *c.run.dtype, {}).value_bytes);
+  for (const ModelConfig* model : {&std::as_const(source), &c.model.config})
+    bytes += static_cast<double>(Activations::bytes(*model, *c.run.dtype, c.device, {.batch = rows, .seq = seq}, {}));
+  // Both streams over all tokens that are fitted to, and a site's inputs in fp32.
+  const double fitted = static_cast<double>(kTokens - kTokens / kHeldOut) * static_cast<double>(source.d);
+  return bytes + fitted * static_cast<double>(2 * size_of(*c.run.dtype) + sizeof(float));
 }
 
 std::int64_t calibration_batch(std::int64_t rows, std::int64_t seq_len) {

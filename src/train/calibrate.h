@@ -25,6 +25,9 @@ void check_calibration(const RunConfig& config);
 // rest begins as in a model that is new.
 std::unique_ptr<Model> load_source(const RunConfig& config, const Model& target, Masters& masters, std::optional<std::uint64_t> grow);
 
+// Beside what training takes, while norms are fitted: the source's weights, and what is looked at of both. 0 where none are.
+double planned_calibration_bytes(const RunConfig& config);
+
 struct Calibration {
   struct Fitted {
     std::int64_t layer = 0;  // from 1; L+1 is the end

@@ -6,8 +6,10 @@
 
 #include "core/check.h"
 #include "core/log.h"
+#include "data/example_summary.h"
 #include "data/files.h"
 #include "data/input.h"
+#include "io/checkpoint_folders.h"
 #include "io/format.h"
 #include "io/hash.h"
 #include "model/safetensors.h"
@@ -112,11 +114,12 @@ void read_sets(Threads& threads, const DataSection& config, const std::vector<Da
   sets.clear();
   for (const DataEntry& e : entries) {
     if (is_prepared(e.path)) {
-      sets.push_back({read_prepared(e.path, config.seq_len), e.weight});
+      sets.push_back({std::make_shared<const std::vector<Example>>(read_prepared(e.path, config.seq_len)), e.weight});
+      files.push_back(summarize(e.path, *sets.back().examples));
       continue;
     }
     ExampleSet set = read_examples(threads, e.path, *data.format, {.seq_len = config.seq_len, .mask_prompt = config.chat->mask_prompt});
-    sets.push_back({std::move(set.examples), e.weight});
+    sets.push_back({std::make_shared<const std::vector<Example>>(std::move(set.examples)), e.weight});
     files.push_back(std::move(set.summary));
   }
 }
@@ -141,15 +144,29 @@ std::unique_ptr<ChatData> open_chat_data(DataSection& config, const std::string&
   return out;
 }
 
+namespace {
+
+// Whose tokenizer `auto` means: that of the model that is started from; where that is gone and its run goes on, what the run saved of it.
+std::string tokenizer_owner(const RunConfig& config) {
+  std::error_code ignored;
+  if (!goes_on(config.run.resume) || fs::exists(config.model.init, ignored)) return config.model.init;
+  for (const std::int64_t step : checkpoint_steps(config.run.dir))
+    if (const std::string saved = checkpoint_folder(config.run.dir, step).string(); holds_tokenizer(saved)) return saved;
+  return config.model.init;
+}
+
+}  // namespace
+
 RunData choose_chat_data(RunConfig& config) {
   check_usage(!config.model.init.empty(), "model.init must name the checkpoint to fine-tune");
+  const std::string owner = tokenizer_owner(config);
   RunData out;
-  out.chat = open_chat_data(config.data, config.model.init);
+  out.chat = open_chat_data(config.data, owner);
   const ChatData& chat = *out.chat;
   ModelConfig& model = config.model.config;
   if (!chat.format) {
-    if (holds_tokenizer(config.model.init)) out.tokenizer = load_tokenizer(config.model.init);
-    out.why_no_tokenizer = config.model.init + " holds none";
+    if (holds_tokenizer(owner)) out.tokenizer = load_tokenizer(owner);
+    out.why_no_tokenizer = owner + " holds none";
     if (out.tokenizer) out.fingerprint = out.tokenizer->fingerprint();
     return out;
   }
@@ -193,23 +210,31 @@ void read_chat_data(Threads& threads, const DataSection& config, ChatData& data)
 void check_vocabulary(const ChatData& data, const ModelConfig& model) {
   for (const auto* sets : {&data.train, &data.valid})
     for (const WeightedExamples& set : *sets)
-      for (const Example& e : set.examples)
+      for (const Example& e : *set.examples)
         for (std::size_t t = 0; t < e.ids.size(); ++t)
           check_usage(std::max(e.ids[t], e.labels[t]) < model.vocab, "record {} holds the token {}, beyond the model's vocabulary of {}",
                       e.index, std::max(e.ids[t], e.labels[t]), model.vocab);
 }
 
-std::uint64_t fingerprint(const ChatData& data) {
+std::uint64_t fingerprint(const std::vector<WeightedExamples>& sets) {
   Hash64 hash;
-  for (const WeightedExamples& set : data.train) {
-    hash.add(set.examples.size());
-    for (const Example& e : set.examples)
+  for (const WeightedExamples& set : sets) {
+    hash.add(set.examples->size());
+    for (const Example& e : *set.examples)
       for (const auto* values : {&e.ids, &e.labels}) {
         hash.add(values->size());
         hash.update(values->data(), values->size() * sizeof(std::int32_t));
       }
   }
   return hash.digest();
+}
+
+Json about_examples(const ChatData& data, std::int64_t epoch_steps) {
+  Json out{{"epoch_steps", epoch_steps}};
+  if (data.format) out["template"] = data.format->row().name;
+  for (const ExampleSummary& s : data.train_files) out["train"].push_back(summary_json(s));
+  for (const ExampleSummary& s : data.valid_files) out["valid"].push_back(summary_json(s));
+  return out;
 }
 
 }  // namespace bhyt::train

@@ -31,7 +31,10 @@ void read_chat_data(Threads& threads, const DataSection& config, ChatData& data)
 // UsageError where an example holds a token that the model lacks.
 void check_vocabulary(const ChatData& data, const ModelConfig& model);
 
-// Of all examples in order: a resumed run must have the same.
-std::uint64_t fingerprint(const ChatData& data);
+// Of all examples in order: a resumed run must have the same to learn from.
+std::uint64_t fingerprint(const std::vector<WeightedExamples>& sets);
+
+// For run.json, where the report finds it: what each file came to, and how many steps make an epoch.
+Json about_examples(const ChatData& data, std::int64_t epoch_steps);
 
 }  // namespace bhyt::train

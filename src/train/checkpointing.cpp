@@ -27,7 +27,7 @@ Json state_json(const CheckpointContext& context, const Model& model, const Prog
           {"num_input_tokens_seen", p.tokens},
           {"num_train_epochs", static_cast<double>(t.steps * t.batch) / context.rows_per_epoch},
           {"save_steps", t.save_every},
-          {"total_flos", flops_per_token(model.config(), seq) * static_cast<double>(p.tokens)},
+          {"total_flos", training_flops(model.config(), seq, model.lora()).sum() * static_cast<double>(p.tokens)},
           {"train_batch_size", t.batch},
           {"bhyt", own}};
 }

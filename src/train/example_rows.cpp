@@ -8,6 +8,7 @@
 #include "data/order.h"
 #include "data/permutation.h"
 #include "io/hash.h"
+#include "ops/norm/norm.h"
 
 namespace bhyt::train {
 
@@ -32,11 +33,11 @@ void put(const Example& e, std::int64_t row, std::int64_t first, HostBatch& out)
 
 class ExampleBatches : public BatchSource {
  public:
-  ExampleBatches(std::vector<WeightedExamples> sets, const ExampleRows& options) : options_(options) {
-    for (WeightedExamples& set : sets) {
-      check(!set.examples.empty(), "[examples] expected a set with examples, got an empty one");
-      sets_.push_back({.first = std::ssize(examples_), .count = std::ssize(set.examples), .weight = set.weight});
-      std::move(set.examples.begin(), set.examples.end(), std::back_inserter(examples_));
+  ExampleBatches(const std::vector<WeightedExamples>& sets, const ExampleRows& options) : options_(options) {
+    for (const WeightedExamples& set : sets) {
+      check(set.examples && !set.examples->empty(), "[examples] expected a set with examples, got an empty one");
+      sets_.push_back({.first = std::ssize(examples_), .count = std::ssize(*set.examples), .weight = set.weight, .held = set.examples});
+      for (const Example& e : *set.examples) examples_.push_back(&e);
     }
     share_out();
     if (options_.packing == Packing::documents) join_units();
@@ -53,7 +54,7 @@ class ExampleBatches : public BatchSource {
     for (const std::int64_t unit : units_of(at_++)) {
       rows.emplace_back();
       for (const std::int64_t e : joined_.empty() ? std::vector{unit} : joined_[static_cast<std::size_t>(unit)])
-        rows.back().push_back(&examples_[static_cast<std::size_t>(e)]);
+        rows.back().push_back(examples_[static_cast<std::size_t>(e)]);
       out.examples += std::ssize(rows.back());
     }
     if (options_.packing == Packing::none) rows = dense(rows);
@@ -66,6 +67,7 @@ class ExampleBatches : public BatchSource {
     std::int64_t first = 0, count = 0;
     double weight = 0;
     std::int64_t per_epoch = 0;
+    std::shared_ptr<const std::vector<Example>> held = nullptr;
   };
 
   // What is shuffled and counted: examples, or with Packing::documents whole rows of them.
@@ -86,7 +88,7 @@ class ExampleBatches : public BatchSource {
   void join_units() {
     check_usage(!mixed_, "data.packing=documents: data sets with weights are not packed; leave the weights or the packing out");
     std::vector<std::int64_t> lengths;
-    for (const Example& e : examples_) lengths.push_back(computed_tokens(e));
+    for (const Example* e : examples_) lengths.push_back(computed_tokens(*e));
     joined_ = fill_rows(lengths, options_.seq_len);
   }
 
@@ -165,7 +167,7 @@ class ExampleBatches : public BatchSource {
     out.seq = std::min(round_up(longest, options_.multiple), options_.seq_len);
     const auto n = static_cast<std::size_t>(out.batch * out.seq);
     out.tokens.assign(n, 0);
-    out.targets.assign(n, -1);
+    out.targets.assign(n, kFilling);
     out.positions.assign(n, 0);
     out.first.resize(n);
     for (std::size_t i = 0; i < n; ++i) out.first[i] = static_cast<std::int32_t>(static_cast<std::int64_t>(i) % out.seq);  // itself alone
@@ -180,7 +182,7 @@ class ExampleBatches : public BatchSource {
   }
 
   ExampleRows options_;
-  std::vector<Example> examples_;
+  std::vector<const Example*> examples_;  // of all sets, one behind the other
   std::vector<Set> sets_;
   bool mixed_ = false;
   std::int64_t per_epoch_ = 0;
@@ -220,8 +222,8 @@ std::vector<std::vector<std::int64_t>> fill_rows(std::span<const std::int64_t> l
   return rows;
 }
 
-std::unique_ptr<BatchSource> example_batches(std::vector<WeightedExamples> sets, const ExampleRows& options) {
-  return std::make_unique<ExampleBatches>(std::move(sets), options);
+std::unique_ptr<BatchSource> example_batches(const std::vector<WeightedExamples>& sets, const ExampleRows& options) {
+  return std::make_unique<ExampleBatches>(sets, options);
 }
 
 }  // namespace bhyt::train

@@ -12,9 +12,9 @@
 
 namespace bhyt::train {
 
-// Conversations with the share of a mixture that they have; 0 = by their number.
+// Conversations with the share of a mixture that they have; 0 = by their number. They are held once, whoever goes through them.
 struct WeightedExamples {
-  std::vector<Example> examples;
+  std::shared_ptr<const std::vector<Example>> examples;
   double weight = 0;
 };
 
@@ -28,7 +28,7 @@ struct ExampleRows {
   bool rounds = false;  // batches go on across the end of the data, as prepared rows do; else an epoch's last one may be short
 };
 // Sets with shares: an epoch has as many examples as all of them together; those of a set are gone through again and again.
-std::unique_ptr<BatchSource> example_batches(std::vector<WeightedExamples> sets, const ExampleRows& options);
+std::unique_ptr<BatchSource> example_batches(const std::vector<WeightedExamples>& sets, const ExampleRows& options);
 
 // Which examples share a row, for rows of `length` tokens: the longest first, each where it leaves the least room. Lengths are at most
 // `length`; an empty example has no place.

@@ -6,6 +6,7 @@
 #include "machine/machine.h"
 #include "model/train_pass.h"
 #include "train/batches.h"
+#include "train/calibrate.h"
 #include "train/optimizer.h"
 
 namespace bhyt::train {
@@ -20,7 +21,9 @@ double activation_bytes(const RunConfig& c, std::int64_t rows) {
 }
 
 double tokens_in(const RunConfig& c, std::int64_t rows) { return static_cast<double>(rows) * static_cast<double>(c.data.seq_len); }
-double flops_in(const RunConfig& c, std::int64_t rows) { return tokens_in(c, rows) * flops_per_token(c.model.config, c.data.seq_len); }
+double flops_in(const RunConfig& c, std::int64_t rows) {
+  return tokens_in(c, rows) * training_flops(c.model.config, c.data.seq_len, c.lora.config).sum();
+}
 
 // Whether a CPU is done with a micro-batch in some seconds: a run is only heard from, and stopped, between them.
 bool quick_enough(const RunConfig& c, std::int64_t rows) {
@@ -68,6 +71,7 @@ MemoryPlan plan_memory(const RunConfig& c, std::int64_t micro_batch) {
   plan.optimizer = static_cast<double>(planned_optimizer_bytes(c.train, sizes.arena, *c.run.dtype));
   plan.batches = 2 * sides * batch;
   plan.host = kWaiting * batch + (c.device.is_cuda() ? plan.batches : 0);
+  plan.calibration = planned_calibration_bytes(c);
   if (micro_batch > 0) plan.activations = activation_bytes(c, micro_batch);
   return plan;
 }
@@ -86,12 +90,14 @@ void check_memory(const RunConfig& c, const MemoryPlan& plan, const FreeMemory& 
                   c.train.batch, c.train.micro_batch ? std::to_string(c.train.micro_batch) : "auto");
     throw UsageError(fmt::format("this run needs {}, {} has {} free; {}", what, place, human_bytes(has), help));
   };
-  const std::string parts = fmt::format("weights {}, gradients {}, optimizer {}, activations {}", human_bytes(plan.weights),
-                                        human_bytes(plan.gradients), human_bytes(plan.optimizer), human_bytes(plan.activations));
+  std::string parts = fmt::format("weights {}, gradients {}, optimizer {}, activations {}", human_bytes(plan.weights),
+                                  human_bytes(plan.gradients), human_bytes(plan.optimizer), human_bytes(plan.activations));
+  if (plan.calibration > 0) parts += fmt::format(", norm.from=calibrate {}", human_bytes(plan.calibration));
   const bool gpu = c.device.is_cuda();
   const double device = plan.device() + (gpu ? 0 : plan.host);
   if (free.device > 0 && device > free.device)
-    refuse(fmt::format("{} ({}, batches {})", human_bytes(device), parts, human_bytes(device - plan.fixed() - plan.activations)),
+    refuse(fmt::format("{} ({}, batches {})", human_bytes(device), parts,
+                       human_bytes(device - plan.fixed() - plan.activations - plan.calibration)),
            gpu ? name_of(c.device) : "this machine", free.device);
   if (gpu && free.host > 0 && plan.host > free.host)
     refuse(fmt::format("{} for the batches on their way to the GPU", human_bytes(plan.host)), "this machine", free.host);

@@ -15,8 +15,9 @@ struct MemoryPlan {
   double activations = 0;  // of a micro-batch
   double batches = 0;      // on the device: the one in work and the next, for training and for validation
   double host = 0;         // batches on their way to it, in the host's memory
+  double calibration = 0;  // while norms are fitted to a checkpoint's, before the first step
   double fixed() const { return weights + gradients + optimizer; }
-  double device() const { return fixed() + activations + batches; }
+  double device() const { return fixed() + activations + batches + calibration; }
 };
 
 // Of a config whose device, type and vocabulary are settled; micro_batch 0: without activations.

@@ -11,7 +11,6 @@
 namespace bhyt::train {
 
 constexpr const char* kMerged = "merged";  // adapters and the weights below them, as one checkpoint
-constexpr const char* kBest = "best";      // a link to the checkpoint with the lowest validation loss
 
 class RunDir {
  public:

@@ -121,12 +121,11 @@ void open_model(Session& s) {
 // 1,000 conversations, 608,911 tokens, 547,541 scored | template llama3
 std::string chat_line(const ChatData& data, const DataSection& config) {
   std::int64_t examples = 0, tokens = 0, scored = 0;
-  for (const WeightedExamples& set : data.train)
-    for (const Example& e : set.examples) {
-      ++examples;
-      tokens += std::ssize(e.ids);
-      scored += scored_tokens(e);
-    }
+  for (const ExampleSummary& s : data.train_files) {
+    examples += s.kept;
+    tokens += s.tokens;
+    scored += s.scored;
+  }
   const std::string format = data.format ? " | template " + data.format->row().name : "";
   return fmt::format("{} conversations, {} tokens, {} scored, at most {} each{}", grouped(examples), grouped(tokens), grouped(scored),
                      config.seq_len, format);
@@ -213,6 +212,7 @@ void warm_up(Session& s) {
 
 // Of the weights that adapters stand beside: they are read again when the run goes on.
 std::string fingerprint_of_weights(const fs::path& folder) {
+  check_usage(fs::is_directory(folder), "model.init: {} is gone, and adapters go on beside its weights alone", folder.string());
   Hash64 hash;
   if (fs::exists(folder / "manifest.json")) {
     hash.update(read_text(folder / "manifest.json"));
@@ -231,7 +231,7 @@ Json mathematics_of(const Session& s) {
   Json math = mathematics(resolved_tree(s.config));
   math["data.tokenizer"] = fmt::format("{:016x}", s.data.fingerprint);
   if (s.config.lora.config.active()) math["model.init"] = fingerprint_of_weights(s.config.model.init);
-  if (s.data.chat) math["data.examples"] = fmt::format("{:016x}", fingerprint(*s.data.chat));
+  if (s.data.chat) math["data.examples"] = fmt::format("{:016x}", fingerprint(s.data.chat->train));
   double weights = 0;
   for (const DataEntry& e : s.config.data.train) weights += e.weight;
   for (const DataEntry& e : s.config.data.train)
@@ -252,6 +252,11 @@ std::string fingerprint(const std::vector<DataPart>& parts) {
   return parts.empty() ? "" : fmt::format("{:016x}", hash.digest());
 }
 
+std::string validation_fingerprint(const RunData& data) {
+  if (!data.chat) return fingerprint(data.valid);
+  return data.chat->valid.empty() ? "" : fmt::format("{:016x}", fingerprint(data.chat->valid));
+}
+
 // run.json: where and with what the run is made. A resumed run keeps when it was first started, if that was written.
 void write_run_json(const Session& s, bool resumed) {
   const fs::path file = s.dir->path() / "run.json";
@@ -260,7 +265,8 @@ void write_run_json(const Session& s, bool resumed) {
   facts["norm"] = norm_line(s.config.model.config.norm);
   facts["optimizer"] = s.config.train.optimizer;
   if (s.data.fingerprint) facts["tokenizer"] = fmt::format("{:016x}", s.data.fingerprint);
-  if (const std::string print = s.data.chat ? "" : fingerprint(s.data.valid); !print.empty()) facts["validation_data"] = print;
+  if (const std::string print = validation_fingerprint(s.data); !print.empty()) facts["validation_data"] = print;
+  if (s.data.chat) facts["examples"] = about_examples(*s.data.chat, s.train->batches());
   if (resumed) {
     const Json before = fs::exists(file) ? Json::parse(read_text(file), nullptr, false) : Json();
     if (before.is_object() && before.contains("started")) facts["started"] = before["started"];
@@ -268,7 +274,7 @@ void write_run_json(const Session& s, bool resumed) {
   } else {
     facts["started"] = utc_time();
   }
-  replace_synced(file, facts.dump(2) + "\n");
+  replace_synced(file, facts.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");  // a file's name may be no UTF-8
 }
 
 }  // namespace
@@ -299,7 +305,7 @@ std::int64_t mean_length(const Session& s) {
   if (!s.data.chat) return s.config.data.seq_len;
   std::int64_t tokens = 0, examples = 0;
   for (const WeightedExamples& set : s.data.chat->train)
-    for (const Example& e : set.examples) {
+    for (const Example& e : *set.examples) {
       tokens += computed_tokens(e);
       ++examples;
     }

@@ -33,7 +33,7 @@ class StepResult {
 // Time spent in steps: evaluation, saving and pauses left out.
 struct Clock {
   double spent = 0;
-  std::int64_t steps = 0, tokens = 0;
+  std::int64_t steps = 0, tokens = 0, scored = 0;  // scored: tokens that reach the LM head
   double per_step() const { return steps ? spent / static_cast<double>(steps) : 0; }
 
   // Micro-batches that a GPU is given before it is waited for: all of a step, but in long ones about a second's, so that it can be said how

@@ -51,8 +51,9 @@ struct Trainer::Impl {
 
   double tok_s(const Clock& clock) const { return clock.spent > 0 ? static_cast<double>(clock.tokens) / clock.spent : 0; }
   std::optional<double> mfu(const Clock& clock) const {
-    if (peak <= 0) return std::nullopt;
-    return flops_per_token(session->model->config(), session->length) * tok_s(clock) / peak;
+    if (peak <= 0 || clock.spent <= 0) return std::nullopt;
+    const TrainingFlops flops = training_flops(session->model->config(), session->length, session->model->lora());
+    return (flops.token * static_cast<double>(clock.tokens) + flops.scored * static_cast<double>(clock.scored)) / clock.spent / peak;
   }
 
   // Gradients and loss of one step, over all its micro-batches; every token weighs the same. False: a signal came between two of them.
@@ -60,6 +61,7 @@ struct Trainer::Impl {
     Uploader& u = *s().uploader;
     const NormPlan& norms = s().model->norms();
     const std::int64_t pieces = u.pieces();
+    const bool chat = s().data.chat != nullptr;  // then steps have other numbers of tokens, and some that only fill rows up
     WorkLine progress(step_of(step, train().steps), "micro-batches", seconds());
     zero(*s().ctx, result.loss());
     for (std::int64_t i = 0; i < pieces; ++i) {
@@ -67,7 +69,8 @@ struct Trainer::Impl {
       s().pass->run(u.piece(i), {.gradients = *s().gradients,
                                  .loss = result.loss(),
                                  .scale_by = u.scale(),
-                                 .tokens_in_step = static_cast<double>(u.tokens()),
+                                 .tokens_in_step = chat ? 1 : static_cast<double>(u.tokens()),
+                                 .aux_by = chat ? u.per_token() : Tensor{},
                                  .with_aux = (step - 1) % norms.aux_every == 0,
                                  .accumulate = i > 0,
                                  .dropout_seed = mix64(mix64(mix64(s().config.run.seed) + static_cast<std::uint64_t>(step)) +
@@ -170,6 +173,7 @@ struct Trainer::Impl {
     for (Clock* c : {&total, &window}) {
       ++c->steps;
       c->tokens += used;
+      c->scored += s().data.chat ? tokens : used;
     }
     return true;
   }

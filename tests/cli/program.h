@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/temporary_folder.h"
+
 namespace bhyt::test {
 
 namespace fs = std::filesystem;
@@ -20,20 +22,7 @@ struct Outcome {
   std::string out, err;
 };
 
-// A folder that goes away with the test.
-struct TempFolder {
-  fs::path path;
-  TempFolder() {
-    std::string name = (fs::temp_directory_path() / "bhyt-cli-XXXXXX").string();
-    path = mkdtemp(name.data());
-  }
-  ~TempFolder() {
-    std::error_code ignored;
-    fs::remove_all(path, ignored);
-  }
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-};
+using TempFolder = TemporaryFolder;
 
 inline std::string read_text(const fs::path& file) {
   std::ifstream in(file, std::ios::binary);

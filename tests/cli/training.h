@@ -2,7 +2,6 @@
 #pragma once
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -16,24 +15,14 @@ using Json = nlohmann::json;
 inline void write_text(const fs::path& file, const std::string& text) { std::ofstream(file, std::ios::binary) << text; }
 
 // Texts to train on, a cache of their own, and the words of a tiny run. In memory where there is such a place: saving syncs a lot.
-struct Place {
-  fs::path path;
-  explicit Place(bool on_disk = false) {
-    const bool memory = !on_disk && access("/dev/shm", W_OK) == 0;
-    std::string name = ((memory ? fs::path("/dev/shm") : fs::temp_directory_path()) / "bhyt-cli-XXXXXX").string();
-    path = mkdtemp(name.data());
+struct Place : TemporaryFolder {
+  explicit Place(bool on_disk = false) : TemporaryFolder(on_disk ? On::disk : On::memory) {
     std::string text;
     for (int i = 0; i < 900; ++i) text += fmt::format("{} sheep jump over {} fences, one after the other\n", i * 7 % 100, i % 13);
     write_text(path / "text.txt", text);
     setenv("BHYT_CACHE", (path / "cache").c_str(), 1);
   }
-  ~Place() {
-    unsetenv("BHYT_CACHE");
-    std::error_code ignored;
-    fs::remove_all(path, ignored);
-  }
-  Place(const Place&) = delete;
-  Place& operator=(const Place&) = delete;
+  ~Place() { unsetenv("BHYT_CACHE"); }
 
   Words run(const std::string& dir, const Words& more = {}) const {
     const std::string text = (path / "text.txt").string();

@@ -14,26 +14,21 @@
 #include <vector>
 
 #include "core/error.h"
+#include "tests/temporary_folder.h"
 
 namespace bhyt::test {
 
 class TempDir {
  public:
-  TempDir() {
-    std::string p = (std::filesystem::temp_directory_path() / "bhyt-data-XXXXXX").string();
-    if (!mkdtemp(p.data())) throw Error("cannot make a temporary folder");
-    path_ = p;
-  }
-  ~TempDir() { std::filesystem::remove_all(path_); }
-  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
-  std::string str() const { return path_.string(); }
+  std::string operator/(const std::string& name) const { return (folder_.path / name).string(); }
+  std::string str() const { return folder_.path.string(); }
   std::size_t files() const {
     return static_cast<std::size_t>(
-        std::distance(std::filesystem::recursive_directory_iterator(path_), std::filesystem::recursive_directory_iterator()));
+        std::distance(std::filesystem::recursive_directory_iterator(folder_.path), std::filesystem::recursive_directory_iterator()));
   }
 
  private:
-  std::filesystem::path path_;
+  TemporaryFolder folder_;
 };
 
 inline void write_file(const std::string& path, const std::string& bytes) {

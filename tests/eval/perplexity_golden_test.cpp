@@ -1,7 +1,6 @@
 // Rolling, windows and packed perplexities of some golden cases (all of them take minutes): what lm-evaluation-harness and plain loops over
 // transformers gave.
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <cmath>
 #include <filesystem>
@@ -18,6 +17,7 @@
 #include "eval/python_text.h"
 #include "eval/rolling.h"
 #include "model/checkpoint.h"
+#include "tests/temporary_folder.h"
 
 namespace bhyt {
 namespace {
@@ -59,12 +59,6 @@ class PerplexityGolden : public ::testing::Test {
     data_ = data;
     golden_ = data_.parent_path() / "fixtures" / "eval";
     wikitext_ = read_all(data_ / "text" / "wikitext2_raw_test.txt");
-    std::string name = (fs::temp_directory_path() / "bhyt-eval-XXXXXX").string();
-    folder_ = mkdtemp(name.data());
-  }
-  void TearDown() override {
-    std::error_code ignored;
-    if (!folder_.empty()) fs::remove_all(folder_, ignored);
   }
 
   // The head and the documents of a case.
@@ -111,7 +105,9 @@ class PerplexityGolden : public ::testing::Test {
     return file.string();
   }
 
-  fs::path data_, golden_, folder_;
+  fs::path data_, golden_;
+  test::TemporaryFolder temporary_;
+  const fs::path folder_ = temporary_.path;
   std::string wikitext_;
   std::map<std::string, Reader> readers_;
 };

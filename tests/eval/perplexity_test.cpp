@@ -2,7 +2,6 @@
 #include "eval/perplexity.h"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <cmath>
 #include <cstdint>
@@ -18,6 +17,7 @@
 #include "eval/rolling.h"
 #include "eval/windows.h"
 #include "tests/generate/requests.h"
+#include "tests/temporary_folder.h"
 
 namespace bhyt {
 namespace {
@@ -85,14 +85,11 @@ class PerplexityOfBytes : public ::testing::Test {
  protected:
   static constexpr TokenId kEnd = 256;
   void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "bhyt-eval-XXXXXX").string();
-    folder_ = mkdtemp(name.data());
     ModelConfig c = testing::small_config("bhyt", 2);
     c.vocab = 257;
     c.norm.seq_len = 64;
     model_ = testing::make_model(ctx_, c);
   }
-  void TearDown() override { fs::remove_all(folder_); }
 
   std::string write(const std::string& name, const std::string& text) const {
     std::ofstream(folder_ / name, std::ios::binary) << text;
@@ -146,7 +143,8 @@ class PerplexityOfBytes : public ::testing::Test {
     }
   }
 
-  fs::path folder_;
+  test::TemporaryFolder temporary_;
+  const fs::path folder_ = temporary_.path;
   Context ctx_{Device::cpu(), 1};
   std::unique_ptr<Model> model_;
   std::unique_ptr<Tokenizer> bytes_ = make_byte_tokenizer();

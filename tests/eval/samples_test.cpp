@@ -2,7 +2,6 @@
 #include "eval/samples.h"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <fstream>
 #include <functional>
@@ -13,6 +12,7 @@
 
 #include "core/error.h"
 #include "eval/scored.h"
+#include "tests/temporary_folder.h"
 
 namespace bhyt {
 namespace {
@@ -21,13 +21,6 @@ using Json = nlohmann::ordered_json;
 
 class SampleFiles : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "bhyt-samples-XXXXXX").string();
-    folder_ = mkdtemp(name.data());
-    file_ = folder_ / "out.jsonl";
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
   SampleFile open(std::int64_t documents = 3, bool force = false, const Json& settings = {{"model", "A"}, {"shots", 3}}) const {
     return {file_, settings, documents, false, force};
   }
@@ -42,7 +35,9 @@ class SampleFiles : public testing::Test {
     return "accepted";
   }
 
-  fs::path folder_, file_;
+  test::TemporaryFolder temporary_;
+  const fs::path folder_ = temporary_.path;
+  fs::path file_ = folder_ / "out.jsonl";
 };
 
 Question question(std::int64_t document) {

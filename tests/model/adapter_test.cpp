@@ -6,7 +6,6 @@
 
 #include <cmath>
 #include <cstdlib>
-#include <cstring>
 
 #include "model/checkpoint.h"
 #include "model/checkpoint_convert.h"
@@ -15,6 +14,7 @@
 #include "tests/devices.h"
 #include "tests/model/helpers.h"
 #include "tests/model/small_model.h"
+#include "tests/model/stored.h"
 
 namespace bhyt::testing {
 namespace {
@@ -90,16 +90,6 @@ double apart(const std::vector<float>& a, const std::vector<float>& b) {
     top = std::max(top, std::fabs(static_cast<double>(b[i])));
   }
   return worst / top;
-}
-
-std::map<std::string, std::vector<float>> stored(const fs::path& dir) {
-  std::map<std::string, std::vector<float>> out;
-  const WeightFiles files(dir);
-  for (const auto& [name, e] : files.tensors()) {
-    out[name].resize(static_cast<std::size_t>(e.tensor->size()));
-    SafeTensors::to_float(*e.tensor, 0, e.tensor->size(), out[name].data());
-  }
-  return out;
 }
 
 // ---- there and back
@@ -182,7 +172,8 @@ TEST(AdapterMerge, IsTheAdapterBesideTheWeights) {
     EXPECT_GT(apart(logits_of(*load_model(cpu(), pair.base, DType::f32)), beside), 1e-2) << method << ": the adapter must count";
     convert_checkpoint(pair.base, pair.dir / "merged", {.merge = &adapter});
     save_merged(made(pair.dir / "again"), *pair.model, values_of(*pair.model));
-    const auto merged = stored(pair.dir / "merged"), again = stored(pair.dir / "again"), base = stored(pair.base);
+    const auto merged = test::values_in(pair.dir / "merged"), again = test::values_in(pair.dir / "again"),
+               base = test::values_in(pair.base);
     EXPECT_EQ(merged, again);
     ASSERT_EQ(merged.size(), base.size());
     for (const Parameter& p : loaded->parameters().list()) {
@@ -198,7 +189,8 @@ TEST(AdapterMerge, SumsInFp32AndRoundsOnce) {
   const Adapter adapter(pair.adapter);
   const auto merged = load_model(cpu(), pair.base, DType::bf16, {}, Load::copied, &adapter);
   convert_checkpoint(pair.base, pair.dir / "wide", {.dtype = DType::f32, .merge = &adapter});
-  const auto wide = stored(pair.dir / "wide"), base = stored(pair.base), low = stored(pair.adapter / kAdapterWeights);
+  const auto wide = test::values_in(pair.dir / "wide"), base = test::values_in(pair.base),
+             low = test::values_in(pair.adapter / kAdapterWeights);
   const std::string stem = "model.layers.1.mlp.gate_proj";
   const auto &a = low.at("base_model.model." + stem + ".lora_A.weight"), &b = low.at("base_model.model." + stem + ".lora_B.weight");
   const std::vector<float> got = merged->parameters().read_value(merged->parameters().at(stem + ".weight"));
@@ -328,21 +320,11 @@ TEST(AdapterFolder, ARunsNewestIsFoundAndADamagedOnePassedOver) {
 
 // ---- PEFT's own
 
-std::vector<std::int32_t> ids_of(const SafeTensor& t) {
-  std::vector<std::int32_t> ids(static_cast<std::size_t>(t.size()));
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    std::int64_t id = 0;
-    std::memcpy(&id, static_cast<const char*>(t.data) + 8 * i, 8);
-    ids[i] = static_cast<std::int32_t>(id);
-  }
-  return ids;
-}
-
 std::vector<float> logits_for(const Model& m, const SafeTensor& tokens) {
   Context& ctx = m.context();
   const std::int64_t batch = tokens.shape[0], seq = tokens.shape[1];
   const OwnedTensor ids(ctx, DType::i32, {batch, seq}), out(ctx, DType::f32, {batch * seq, m.config().vocab});
-  from_host(ctx, ids_of(tokens).data(), ids);
+  from_host(ctx, test::ids_of(tokens).data(), ids);
   ScorePass pass(ctx, m, batch, seq);
   pass.forward({.batch = batch, .seq = seq, .tokens = ids, .targets = ids, .weights = {}, .positions = {}, .first = {}});
   pass.logits(0, batch * seq, out);

@@ -12,6 +12,7 @@
 #include "tests/devices.h"
 #include "tests/model/decoding.h"
 #include "tests/model/helpers.h"
+#include "tests/model/stored.h"
 
 namespace bhyt {
 namespace {
@@ -21,19 +22,9 @@ using schema::Json;
 using test::has;
 using test::message_of;
 using test::TempDir;
+using test::values_in;
 
 const fs::path kGolden = fs::path(BHYT_TEST_DIR) / "golden" / "models";
-
-std::map<std::string, std::vector<float>> values_in(const fs::path& dir) {
-  std::map<std::string, std::vector<float>> out;
-  const WeightFiles files(dir);
-  for (const auto& [name, e] : files.tensors()) {
-    auto& v = out[name];
-    v.resize(static_cast<std::size_t>(e.tensor->size()));
-    SafeTensors::to_float(*e.tensor, 0, e.tensor->size(), v.data());
-  }
-  return out;
-}
 
 TEST(Convert, KeepsValuesTypesAndWhatOthersWrote) {
   TempDir dir;

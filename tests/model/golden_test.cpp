@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 
 #include "core/memory.h"
@@ -17,6 +16,7 @@
 #include "tests/devices.h"
 #include "tests/model/decoding.h"
 #include "tests/model/helpers.h"
+#include "tests/model/stored.h"
 
 namespace bhyt {
 namespace {
@@ -30,16 +30,6 @@ std::vector<fs::path> cases_under(const fs::path& dir) {
       if (fs::exists(e.path() / "io.safetensors")) out.push_back(e.path());
   std::sort(out.begin(), out.end());
   return out;
-}
-
-std::vector<std::int32_t> ids_of(const SafeTensor& t) {
-  std::vector<std::int32_t> ids(static_cast<std::size_t>(t.size()));
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    std::int64_t id = 0;
-    std::memcpy(&id, static_cast<const char*>(t.data) + 8 * i, 8);
-    ids[i] = static_cast<std::int32_t>(id);
-  }
-  return ids;
 }
 
 // The largest error, as a share of the expected tensor's largest value.
@@ -80,7 +70,7 @@ void check_gradients(const Model& model, const SafeTensors& io, const Tensor& ar
 }
 
 void check_greedy(const Model& model, const SafeTensor& expected) {
-  const std::vector<std::int32_t> want = ids_of(expected);
+  const std::vector<std::int32_t> want = test::ids_of(expected);
   const std::vector<std::int32_t> prompt(want.begin(), want.begin() + std::ssize(want) / 2);
   EXPECT_EQ(test::continue_greedily(model, prompt, want.size()), want);
 }
@@ -93,7 +83,7 @@ void check_case(const fs::path& dir, Context& ctx, double gradient_bar) {
   const SafeTensor& tokens = io.at("tokens");
   const std::int64_t batch = tokens.shape[0], seq = tokens.shape[1] - 1, n = batch * seq, vocab = model->config().vocab;
   std::vector<std::int32_t> inputs, targets;
-  const std::vector<std::int32_t> ids = ids_of(tokens);
+  const std::vector<std::int32_t> ids = test::ids_of(tokens);
   for (std::int64_t i = 0; i < n; ++i) {
     const auto at = static_cast<std::size_t>(i / seq * (seq + 1) + i % seq);
     inputs.push_back(ids[at]);

@@ -406,5 +406,20 @@ TEST(LoraModel, RefusesWhatCannotBe) {
   EXPECT_TRUE(test::has(test::message_of([&] { m.repack({}); }), "adapters"));
 }
 
+// By hand: a block's matrices have 8·(16 + 8 + 3·12) = 480 elements, its attention 2·5·8 = 80 operations forward, the head 80 elements.
+TEST(Lora, CountsTheOperationsThatAreMade) {
+  const ModelConfig c{.d = 8, .layers = 2, .heads = 2, .kv_heads = 1, .head_dim = 4, .mlp = 12, .vocab = 10};
+  const TrainingFlops full = training_flops(c, 5, {});
+  EXPECT_EQ(full.token, 2 * (6 * 480 + 3 * 80));
+  EXPECT_EQ(full.scored, 6 * 80);
+  EXPECT_EQ(full.sum(), flops_per_token(c, 5));
+  // q_proj [8, 8] and down_proj [8, 12] of the second layer: no gradient of W, and no backward in the first layer.
+  const TrainingFlops upper = training_flops(c, 5, {.rank = 3, .targets = {P::q, P::down}, .layers = {1}});
+  EXPECT_EQ(upper.token, (2 * 480 + 80) + (4 * 480 + 3 * 80) + 6 * 3 * (8 + 8 + 12 + 8));
+  EXPECT_EQ(upper.scored, 4 * 80);
+  EXPECT_EQ(training_flops(c, 5, {.rank = 3, .targets = {P::q}}).token, 2 * (4 * 480 + 3 * 80 + 6 * 3 * 16));
+  EXPECT_EQ(training_flops(c, 5, {.train_norms = true}).token, 2 * (4 * 480 + 3 * 80));  // norms alone
+}
+
 }  // namespace
 }  // namespace bhyt::testing

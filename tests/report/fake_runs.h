@@ -2,7 +2,6 @@
 #pragma once
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
@@ -12,27 +11,19 @@
 #include <string>
 
 #include "data/synth.h"
+#include "tests/temporary_folder.h"
 
 namespace bhyt::report::fake {
 
 namespace fs = std::filesystem;
 
-// A folder that goes away with the test.
 class Folder {
  public:
-  Folder() : path_(fs::temp_directory_path() / fmt::format("bhyt-report-{}-{}", ::getpid(), count_++)) { fs::create_directories(path_); }
-  ~Folder() {
-    std::error_code ec;
-    fs::remove_all(path_, ec);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  fs::path operator/(const std::string& name) const { return path_ / name; }
-  const fs::path& path() const { return path_; }
+  fs::path operator/(const std::string& name) const { return folder_.path / name; }
+  const fs::path& path() const { return folder_.path; }
 
  private:
-  static inline int count_ = 0;
-  fs::path path_;
+  test::TemporaryFolder folder_;
 };
 
 inline void write(const fs::path& path, const std::string& text) {

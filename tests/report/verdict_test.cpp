@@ -49,6 +49,17 @@ TEST(Verdict, OfOneRun) {
   EXPECT_EQ(judge({a}).best, -1);  // nothing was compared
 }
 
+// What a run keeps is what it is judged by, whatever became of it afterwards; only where all of them keep their best.
+TEST(Verdict, ComparesTheCheckpointsThatWereChosen) {
+  report::Run a = run_of("a", 2.5), b = run_of("b", 2.25);
+  a.chosen = {5, 2};
+  EXPECT_EQ(text_of({a, b}), "Lowest final validation loss: b, 2.2500; a 0.2500 higher.");
+  b.chosen = {10, 2.25};
+  EXPECT_EQ(text_of({a, b}), "Lowest validation loss: a, 2.0000; b 0.2500 higher.");
+  EXPECT_EQ(judge({a, b}).best, 0);
+  EXPECT_EQ(text_of({a}), "a: validation loss 2.0000 at step 5, the lowest.");
+}
+
 TEST(Verdict, FollowsTheNumbers) {
   report::Run a = run_of("a", 2.5), b = run_of("b", 2.25), c = run_of("c", 3);
   EXPECT_EQ(text_of({a, b, c}), "Lowest final validation loss: b, 2.2500; a 0.2500 higher, c 0.7500 higher.");

@@ -31,9 +31,7 @@ std::vector<Example> some(std::int64_t n, std::uint64_t seed = 1) {
 }
 
 std::unique_ptr<BatchSource> batches_of(std::vector<Example> examples, ExampleRows options) {
-  std::vector<WeightedExamples> sets;
-  sets.push_back({std::move(examples), 0});
-  return example_batches(std::move(sets), options);
+  return example_batches({{std::make_shared<const std::vector<Example>>(std::move(examples)), 0}}, options);
 }
 
 // The examples of a batch by number, each checked to lie whole and alone.
@@ -44,7 +42,7 @@ std::multiset<std::int64_t> check_batch(const HostBatch& b, const std::vector<Ex
     for (std::int64_t t = 0; t < b.seq;) {
       const auto at = static_cast<std::size_t>(r * b.seq + t);
       if (b.tokens[at] == 0) {  // what fills the row up sees itself alone and is not scored
-        EXPECT_EQ(b.targets[at], -1);
+        EXPECT_EQ(b.targets[at], kFilling);
         EXPECT_EQ(b.first[at], t);
         ++t;
         continue;
@@ -162,15 +160,14 @@ TEST(ExampleBatches, PackedRowsAreFullAndHaveEveryExample) {
 
 TEST(ExampleBatches, SharesHoldInEveryEpoch) {
   // Examples 0…29 and 30…39; the second set has three times the share of the first.
-  std::vector<WeightedExamples> sets(2);
   std::vector<Example> all;
-  for (std::int64_t i = 0; i < 40; ++i) {
-    all.push_back(numbered(i, 6));
-    sets[i < 30 ? 0 : 1].examples.push_back(all.back());
-  }
-  sets[0].weight = 0.5;
-  sets[1].weight = 1.5;
+  for (std::int64_t i = 0; i < 40; ++i) all.push_back(numbered(i, 6));
+  const auto part = [&](std::int64_t from, std::int64_t to) {
+    return std::make_shared<const std::vector<Example>>(all.begin() + from, all.begin() + to);
+  };
+  const std::vector<WeightedExamples> sets = {{part(0, 30), 0.5}, {part(30, 40), 1.5}};
   const auto source = example_batches(sets, {.batch = 8, .seq_len = 16, .seed = 1});
+  EXPECT_EQ(sets[0].examples.use_count(), 2);  // held once, not copied
   EXPECT_EQ(source->rows(), 40);
   std::map<std::int64_t, int> count;
   for (int epoch = 0; epoch < 3; ++epoch) {

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -19,24 +18,13 @@
 #include "io/files.h"
 #include "model/train_pass.h"
 #include "tests/devices.h"
+#include "tests/temporary_folder.h"
 #include "train/trainer.h"
 
 namespace bhyt::train {
 
-struct Folder {
-  fs::path path;
-  Folder() {
-    // In memory where there is such a place: these tests sync a lot.
-    std::string name =
-        access("/dev/shm", W_OK) == 0 ? "/dev/shm/bhyt-test-XXXXXX" : (fs::temp_directory_path() / "bhyt-test-XXXXXX").string();
-    path = mkdtemp(name.data());
-  }
-  ~Folder() {
-    std::error_code ignored;
-    fs::remove_all(path, ignored);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
+struct Folder : test::TemporaryFolder {
+  Folder() : TemporaryFolder(On::memory) {}  // these tests sync a lot
   std::string operator/(const std::string& name) const { return (path / name).string(); }
 };
 

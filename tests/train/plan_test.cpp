@@ -47,6 +47,24 @@ TEST(Memory, WhatIsPlannedIsWhatIsTaken) {
       }
 }
 
+// Where norms are fitted, the model that they come from stands beside the one that is trained.
+TEST(Memory, CalibrationIsPlannedToo) {
+  const Folder tmp;
+  train(small_run(tmp, "rms") + Words{"norm.method=rmsnorm", "train.steps=1", "model.tied=false"});
+  Words words = small_run(tmp, "a") + Words{"model.init=" + tmp / "rms/checkpoint-1", "norm.method=bhyt", "norm.from=calibrate"};
+  std::erase_if(words, [](const std::string& w) { return w.starts_with("model.") && !w.starts_with("model.init"); });
+  RunConfig c = settled_config(words);
+  Context ctx;
+  const Model source(ctx, read_model_config(tmp / "rms/checkpoint-1/config.json"), DType::f32);
+  const double weights = static_cast<double>(source.parameters().value_bytes());
+  const MemoryPlan plan = plan_memory(c, 4);
+  EXPECT_GT(plan.calibration, weights + 16384.0 * 32 * (4 + 4 + 4));  // both streams, and a site's inputs
+  EXPECT_EQ(plan.device(), plan.fixed() + plan.activations + plan.batches + plan.calibration);
+  says(refusal(c, {.device = plan.device() - 1, .host = plan.device() - 1}), ", norm.from=calibrate ");
+  c.norm_from = NormFrom::checkpoint;
+  EXPECT_EQ(plan_memory(c, 4).calibration, 0);
+}
+
 TEST(Memory, ARunThatDoesNotFitIsRefusedWithNumbers) {
   const Folder tmp;
   const RunConfig c = settled_config(small_run(tmp, "a") + Words{"train.batch=1000", "train.micro_batch=1000"});

@@ -156,6 +156,69 @@ TEST(FineTuning, GoesOnAfterACrashWithTheSameBits) {
     }
 }
 
+// The run has the tokenizer and the weights: what it began with may be gone.
+TEST(FineTuning, GoesOnWithoutTheModelThatItBeganWith) {
+  for (const Words& variant : {Words{}, Words{"data.template=auto"}, Words{"data.template=chatml"}}) {
+    SCOPED_TRACE(fmt::format("{}", fmt::join(variant, " ")));
+    const Tuning t;
+    tune(t.run("a") + variant);
+    EXPECT_THROW(tune(t.run("b") + variant, crash_before(8)), Killed);
+    fs::remove_all(t.tmp.path / "base");
+    EXPECT_EQ(tune(t.run("b") + variant + Words{"resume=auto"}).step, 15);
+    expect_same_runs(t.tmp.path / "a", t.tmp.path / "b");
+    says(tuning_error(t.run("c") + variant), "neither a checkpoint folder");
+  }
+  const Tuning t;
+  const Words adapters = t.run("a") + Words{"lora.rank=2"};
+  EXPECT_THROW(tune(adapters, crash_before(8)), Killed);
+  fs::remove_all(t.tmp.path / "base");
+  says(tuning_error(adapters + Words{"resume=auto"}), "is gone, and adapters go on beside its weights alone");
+}
+
+TEST(FineTuning, BeginsWithCalibratedNorms) {
+  const Tuning t(Words{"norm.method=rmsnorm"});
+  tune(t.run("source"));
+  const double source = validations(t.tmp.path / "source").back();
+  const Words words = {"model.init=" + t.tmp / "source/checkpoint-15", "norm.method=bhyt", "norm.from=calibrate", "train.save_every=4"};
+  tune(t.run("a") + words);
+  // "… loss of N other tokens: 1.9 under rmsnorm, 3.9 under bhyt as it comes, 2.0 fitted"
+  const std::string log = read_text(t.tmp.path / "a/log.txt");
+  const auto number_after = [&](const std::string& text) { return std::stod(log.substr(log.find(text) + text.size())); };
+  ASSERT_NE(log.find(" other tokens: "), std::string::npos) << log;
+  const double gap = number_after(" under rmsnorm, ") - number_after(" other tokens: ");
+  EXPECT_GT(gap, 0.1);  // as it comes, the new norm is another model
+  EXPECT_LT(validations(t.tmp.path / "a").front() - source, 0.5 * gap);
+  EXPECT_LT(validations(t.tmp.path / "a").back(), validations(t.tmp.path / "a").front());
+  const Words again = t.run("b") + words + Words{"resume=auto"};
+  EXPECT_THROW(tune(again, crash_before(7)), Killed);  // in the second epoch, after checkpoint-5
+  fs::remove_all(t.tmp.path / "source");               // a run that goes on does not calibrate again
+  EXPECT_EQ(tune(again).step, 15);
+  expect_same_runs(t.tmp.path / "a", t.tmp.path / "b");
+}
+
+// Rows are filled up to a multiple that grows with data.seq_len: the same conversations with more or less filling give the same gradients.
+TEST(FineTuning, WhatFillsRowsUpCountsInNoLoss) {
+  const Tuning t;
+  const auto first_step = [&](const std::string& dir, const char* length) {
+    Words words = t.run(dir) + Words{"train.steps=1", "train.batch=3", "train.micro_batch=1", "norm.aux_loss=3", length};
+    std::erase(words, "train.epochs=3");
+    tune(words);
+    for (const auto& line : metrics_of(t.tmp.path / dir))
+      if (line.contains("grad_norm")) return line["grad_norm"].get<double>();
+    return 0.0;
+  };
+  Words plain = t.run("plain") + Words{"train.steps=1", "train.batch=3"};
+  std::erase(plain, "train.epochs=3");
+  tune(plain);
+  const double little = first_step("little", "data.seq_len=48"), much = first_step("much", "data.seq_len=1000");
+  EXPECT_GT(little, 0);
+  EXPECT_NEAR(little, much, 1e-5 * little);
+  for (const auto& line : metrics_of(t.tmp.path / "plain"))
+    if (line.contains("grad_norm")) {
+      EXPECT_GT(std::abs(line["grad_norm"].get<double>() - little), 1e-3 * little);  // or nothing is shown
+    }
+}
+
 TEST(FineTuning, AdaptersLeaveTheWeightsAsTheyWere) {
   const Tuning t;
   for (const char* type : {"fp32", "bf16"}) {

@@ -36,6 +36,9 @@ void check_site(const char* op, const NormSite& s, const Tensor& x, const Tensor
     check_vector(op, "ms", given->ms, n, true);
     check_vector(op, "constant", given->constant, 1, true);
     check(given->aux == 0 || given->exact, "[{}] expected a place for the exact statistic where the auxiliary loss is on", op);
+    check_vector(op, "aux_by", given->aux_by, 1, false);
+    check(!given->targets || (given->targets.dtype == DType::i32 && given->targets.size() == n), "[{}] expected targets int32 [{}], got {}",
+          op, n, shape_string(given->targets));
   }
 }
 

@@ -37,6 +37,8 @@ struct NormGrads {
   bool columns() const { return gamma || beta || gate || direction; }  // whether some sum over the rows of every column is wanted
 };
 
+constexpr std::int32_t kFilling = -2;  // the target of a token that belongs to no text: it only fills a row up
+
 // The second site's statistic without looking at its input: s̃² = calibration · (ms·(1 + ms_correction) + constant_correction·C).
 struct Given {
   Tensor ms;                                  // [N] mean of squares of the block's input, kept by site 1
@@ -47,7 +49,9 @@ struct Given {
   Tensor dms;                                   // [N] written in the backward: what flows back to the block's input; empty = stopped
   // Auxiliary loss aux · (log(s̃²+1e-8) − log(rms(x')²+1e-8))² per token, gradient only; needs `exact`, written by the forward.
   float aux = 0;
-  Tensor exact;  // [N] mean of squares of the site's own input; empty when aux is off
+  Tensor exact;    // [N] mean of squares of the site's own input; empty when aux is off
+  Tensor aux_by;   // fp32 [1] or empty: aux is multiplied by what it holds
+  Tensor targets;  // int32 [N] or empty: rows whose target is kFilling do not count
 };
 
 struct NormForward {

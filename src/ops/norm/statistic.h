@@ -19,6 +19,8 @@ struct NormParams {
   const float *ms, *constant, *ms_correction, *constant_correction;  // of a given statistic
   float *exact, *stats, *dms_out;
   const float* dms_in;
+  const float* aux_by;
+  const std::int32_t* targets;
 };
 
 inline float* pointer(const Tensor& t) { return t ? t.as<float>() : nullptr; }
@@ -47,6 +49,8 @@ inline NormParams make_params(const NormSite& s, const Tensor& x, const Tensor& 
   p.calibration = g->calibration;
   p.aux = g->aux;
   p.exact = pointer(g->exact);
+  p.aux_by = pointer(g->aux_by);
+  p.targets = g->targets ? g->targets.as<std::int32_t>() : nullptr;
   p.dms_out = pointer(g->dms);
   return p;
 }
@@ -130,9 +134,10 @@ template <class A>
 BHYT_BOTH void given_backward(const NormParams& p, std::int64_t row, float ms, float a, float sum1, ScalarSums<A>& total) {
   const float square = given_square(p, ms);
   float dsquare = -0.5f * a / (square + p.eps) * sum1;
-  if (p.aux != 0) {
+  if (p.aux != 0 && !(p.targets && p.targets[row] == kFilling)) {
+    const float aux = p.aux * value_or(p.aux_by, 1);
     const A tiny = A(1e-8), exact = p.exact[row];
-    dsquare += static_cast<float>(p.aux * 2 * (std::log(square + tiny) - std::log(exact + tiny)) / (square + tiny));
+    dsquare += static_cast<float>(aux * 2 * (std::log(square + tiny) - std::log(exact + tiny)) / (square + tiny));
   }
   const float dsum = dsquare * p.calibration;
   if (p.dms_out) p.dms_out[row] = dsum * (1 + value_or(p.ms_correction, 0));
