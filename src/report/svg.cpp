@@ -64,7 +64,10 @@ class Drawing {
       out_ += fmt::format(R"(<path class="tick" d="M{0} {1}v4"/><text x="{0}" y="{2}" class="x">{3}</text>)", px(x(t)), bottom, bottom + 17,
                           label);
     out_ += fmt::format(R"(<path class="base" d="M{} {}H{}"/><text x="{}" y="{}" class="name">{}</text></g>)", kLeft, bottom, right, right,
-                        f_.height - 3, f_.steps ? "step" : "layer (0 is the embedding)");
+                        f_.height - 3,
+                        !f_.across.empty() ? escape(f_.across)
+                        : f_.steps         ? "step"
+                                           : "layer (0 is the embedding)");
   }
 
   // A gap breaks the path; a point alone becomes a dot through its round cap. Relative moves in tenths of a pixel keep the file small.
