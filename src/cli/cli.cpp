@@ -41,6 +41,7 @@ constexpr Command kCommands[] = {
     {"convert", "between checkpoint and token formats: types, shards, llama2.c, llm.c", cmd_convert},
     {"info", "what a checkpoint, tokenizer, token file or run directory holds", cmd_info},
     {"sweep", "train every combination of some keys' values, with means over seeds at the end", cmd_sweep},
+    {"reproduce", "a table or figure of the paper, or a study of ours, by name and at any scale", cmd_reproduce},
     {"report", "one self-contained HTML file about one or several runs", cmd_report},
 };
 

@@ -22,5 +22,6 @@ int cmd_convert(const Args& args);
 int cmd_info(const Args& args);
 int cmd_report(const Args& args);
 int cmd_sweep(const Args& args);
+int cmd_reproduce(const Args& args);
 
 }  // namespace bhyt::cli

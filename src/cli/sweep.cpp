@@ -54,7 +54,7 @@ study::SweepOptions SweepFlags::options(const std::string& default_folder) const
   return o;
 }
 
-std::string describe(const study::Forecast& f, const study::SweepOptions& o) {
+std::string describe_forecast(const study::Forecast& f, const study::SweepOptions& o) {
   std::string out = fmt::format("runs    {}", f.runs);
   if (f.done + f.ended > 0) out += fmt::format(", of which {} are done and {} ended with an error", f.done, f.ended);
   out += fmt::format("\ntokens  {} to train on\n", log::human_count(f.tokens));
@@ -89,7 +89,7 @@ int cmd_sweep(const Args& args) {
   const study::Plan plan = study::make_plan({.base = train::config_tree(w.config, {}), .called = w.config, .words = w.overrides});
   log::set_quiet(w.quiet);
   if (f.dry_run) {
-    fmt::print("{}", describe(study::forecast(plan, o), o));
+    fmt::print("{}", describe_forecast(study::forecast(plan, o), o));
     return 0;
   }
   const study::SweepOutcome outcome = study::run_sweep(plan, o);

@@ -22,7 +22,7 @@ constexpr const char* kSweepFlags =
     "  --retry       failed and diverged runs again\n"
     "  --dry-run     say how many runs, how long and how much disk, and run nothing\n";
 
-std::string describe(const study::Forecast& forecast, const study::SweepOptions& options);
+std::string describe_forecast(const study::Forecast& forecast, const study::SweepOptions& options);
 
 // The exit code: 0, 1 where a run failed, 130 or 143 after a signal.
 int finish_sweep(const study::SweepOutcome& outcome);

@@ -115,7 +115,8 @@ Section read_section(const Json& tree) {
   return out;
 }
 
-// Words of the command line, taken apart: those with several values are axes, variants are one axis, the others hold for every run.
+// Words of the command line, taken apart: those with several values are axes, variants are one axis, the others hold for every run. Of
+// two that say the same the last counts.
 struct Words {
   Axes axes;
   std::vector<std::string> fixed;
@@ -146,12 +147,15 @@ Words read_words(const std::vector<std::string>& words) {
       continue;
     }
     const std::vector<Json> values = text == "null" || text.empty() ? std::vector<Json>{} : read_values(key, text);
-    if (values.size() > 1)
+    if (values.size() > 1) {
+      std::erase_if(out.fixed, [&](const std::string& w) { return axis_name(w.substr(0, w.find('='))) == axis_name(key); });
       out.axes.push_back(key_axis(key, values));
-    else
+    } else {
       out.fixed.push_back(word);
+    }
   }
   if (!variants.choices.empty()) out.axes.insert(out.axes.begin(), variants);
+  for (Axis& axis : out.axes) axis.given_in_words = true;
   return out;
 }
 
@@ -196,18 +200,20 @@ std::string id_of(const Point& point) {
 // The n-th combination; the last axis changes fastest.
 PlannedRun combine(const Request& request, const std::vector<std::string>& fixed, const Axes& axes, std::size_t n) {
   PlannedRun run{.tree = request.base};
-  std::vector<std::string> words;
+  std::vector<std::string> of_config, of_words;
   std::vector<std::size_t> at(axes.size());
   for (std::size_t i = axes.size(); i-- > 0; n /= axes[i].choices.size()) at[i] = n % axes[i].choices.size();
   for (std::size_t i = 0; i < axes.size(); ++i) {
     const Choice& choice = axes[i].choices[at[i]];
     run.point.emplace_back(axes[i].name, choice.label);
-    for (const auto& [key, value] : choice.settings) words.push_back(fmt::format("{}={}", key, value.is_null() ? "null" : value.dump()));
+    for (const auto& [key, value] : choice.settings)
+      (axes[i].given_in_words ? of_words : of_config).push_back(fmt::format("{}={}", key, value.is_null() ? "null" : value.dump()));
   }
   run.id = id_of(run.point);
   run.tree.erase(kSection);
-  train::apply_words(run.tree, request.called, words);
-  train::apply_words(run.tree, name_of(run.point), fixed);  // what is said of every run goes before what a variant says
+  train::apply_words(run.tree, request.called, of_config);
+  train::apply_words(run.tree, name_of(run.point), fixed);
+  train::apply_words(run.tree, request.called, of_words);
   return run;
 }
 

@@ -22,6 +22,7 @@ struct Choice {
 struct Axis {
   std::string name;
   std::vector<Choice> choices;
+  bool given_in_words = false;  // goes before words for every run; those of a config go behind them
 };
 
 using Axes = std::vector<Axis>;

@@ -165,6 +165,25 @@ std::string html_table(const std::string& markdown) {
   return table(lines[0], rows);
 }
 
+std::string layer_sections(const Index& index, const fs::path& folder) {
+  std::vector<report::Run> runs;
+  std::vector<std::string> names;
+  for (const Group& g : group_runs(index))
+    for (const Record* r : g.runs)
+      if (r->status == Status::done) {
+        runs.push_back(report::read_run(folder / r->dir));
+        runs.back().name = g.label;
+        names.push_back(g.label);
+        break;
+      }
+  std::string figures;
+  for (const report::Figure& f : report::make_figures(runs))
+    if (f.section == "layers") figures += figure_html(f, 0);
+  if (figures.empty()) return "";
+  return legend(names) +
+         report::section("Layers", "The residual stream at the output of each block, at a run’s first and last record.", "halves", figures);
+}
+
 std::string sweep_sections(const Index& index, const fs::path& folder) {
   const std::vector<Group> groups = group_runs(index);
   const Pivot pivot = pivot_of(groups);

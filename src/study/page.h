@@ -11,6 +11,9 @@ namespace bhyt::study {
 std::string sweep_sections(const Index& index, const fs::path& folder);  // to stand in a page
 std::string sweep_page(const Index& index, const fs::path& folder, const std::string& title, const std::string& lead, const char* command);
 
+// Magnitude and variance by layer, the first run of each row.
+std::string layer_sections(const Index& index, const fs::path& folder);
+
 // Loss by the axis across, a line for each row; nothing drawn where that axis has no numbers.
 std::string across_figure(const Pivot& pivot);
 

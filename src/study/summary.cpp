@@ -27,11 +27,6 @@ Spread spread_over(const std::vector<const Record*>& runs, const auto& value) {
   return spread_of(values);
 }
 
-std::string spread_text(const Spread& s, int digits = 4) {
-  if (s.n == 0) return "–";
-  return s.n == 1 ? fmt::format("{:.{}f}", s.mean, digits) : fmt::format("{:.{}f} ± {:.{}f}", s.mean, digits, s.std, digits);
-}
-
 const std::string* label_on(const Point& point, const std::string& axis) {
   for (const auto& [name, label] : point)
     if (name == axis) return &label;
@@ -42,9 +37,8 @@ void add_once(std::vector<std::string>& list, const std::string& text) {
   if (std::find(list.begin(), list.end(), text) == list.end()) list.push_back(text);
 }
 
-// Which axis stands across: several values, and another axis beside it.
-std::string axis_across(const std::vector<Group>& groups) {
-  std::vector<std::string> several;
+// Axes that have several values, in their order.
+std::vector<std::string> axes_of(const std::vector<Group>& groups) {
   std::vector<std::pair<std::string, std::vector<std::string>>> axes;
   for (const Group& g : groups)
     for (const auto& entry : g.point) {
@@ -52,28 +46,18 @@ std::string axis_across(const std::vector<Group>& groups) {
       if (found == axes.end()) found = axes.insert(axes.end(), {entry.first, {}});
       add_once(found->second, entry.second);
     }
+  std::vector<std::string> several;
   for (const auto& [axis, labels] : axes)
     if (labels.size() > 1) several.push_back(axis);
-  if (several.size() < 2) return "";
-  return std::find(several.begin(), several.end(), kRates) != several.end() ? kRates : several.back();
+  return several;
 }
 
-struct Best {
-  const Group* group = nullptr;
-  std::string name;
-};
-
-// Each row's lowest mean.
-std::vector<Best> best_of_rows(const Pivot& pivot) {
-  std::vector<Best> out;
-  for (std::size_t row = 0; row < pivot.rows.size(); ++row) {
-    Best best{.name = pivot.rows[row]};
-    for (const Group* g : pivot.cells[row])
-      if (g && g->valid.n > 0 && (!best.group || g->valid.mean < best.group->valid.mean)) best.group = g;
-    if (best.group) out.push_back(best);
-  }
-  std::stable_sort(out.begin(), out.end(), [](const Best& a, const Best& b) { return a.group->valid.mean < b.group->valid.mean; });
-  return out;
+// What tells a point from the others, but for one axis.
+std::string label_without(const Point& point, const std::vector<std::string>& axes, const std::string& left_out) {
+  Point rest;
+  for (const auto& entry : point)
+    if (entry.first != left_out && std::find(axes.begin(), axes.end(), entry.first) != axes.end()) rest.push_back(entry);
+  return rest.empty() ? "all" : name_of(rest);
 }
 
 std::string at_column(const Pivot& pivot, const Group& g) {
@@ -81,36 +65,21 @@ std::string at_column(const Pivot& pivot, const Group& g) {
   return label ? fmt::format(" at {} {}", pivot.across.substr(pivot.across.rfind('.') + 1), *label) : "";
 }
 
-std::string distance(const Spread& best, const Spread& other) {
-  const double errors = standard_errors(other, best);
-  const std::string by = fmt::format("{:.4f} above", other.mean - best.mean);
+std::string distance(const Spread& best, const Spread& other, bool lower, int digits) {
+  const double errors = std::fabs(standard_errors(other, best));
+  const std::string by = fmt::format("{:.{}f} {}", std::fabs(other.mean - best.mean), digits, lower ? "above" : "below");
   if (!std::isfinite(errors)) return by;
   return fmt::format("{} ({:.1f} standard errors{})", by, errors, errors < kNoise ? ": within noise" : "");
 }
 
 std::string table_row(const std::vector<std::string>& cells) { return fmt::format("| {} |\n", fmt::join(cells, " | ")); }
 
-std::string pivot_table(const Pivot& pivot) {
-  std::vector<std::string> head = {pivot.down.empty() ? "" : pivot.down}, rule = {"---"};
-  for (const std::string& column : pivot.columns) {
-    head.push_back(pivot.across.empty() ? column : fmt::format("{} {}", pivot.across.substr(pivot.across.rfind('.') + 1), column));
-    rule.emplace_back("---:");
-  }
-  std::string out = table_row(head) + table_row(rule);
-  for (std::size_t row = 0; row < pivot.rows.size(); ++row) {
-    std::vector<std::string> cells = {pivot.rows[row]};
-    for (const Group* g : pivot.cells[row]) cells.push_back(cell_text(g));
-    out += table_row(cells);
-  }
-  return out;
-}
-
 std::string detail_table(const std::vector<Group>& groups) {
   std::string out = table_row({"run", "seeds", "validation loss", "lowest on the way", "training loss", "tok/s"}) +
                     table_row({"---", "---:", "---:", "---:", "---:", "---:"});
   for (const Group& g : groups)
-    out += table_row({g.point.empty() ? "all" : name_of(g.point), fmt::format("{}", g.valid.n), cell_text(&g), spread_text(g.best),
-                      spread_text(g.loss), g.tok_s.n > 0 ? log::human_count(g.tok_s.mean) : "–"});
+    out += table_row({g.label, fmt::format("{}", g.valid.n), cell_text(&g), spread_text(g.best), spread_text(g.loss),
+                      g.tok_s.n > 0 ? log::human_count(g.tok_s.mean) : "–"});
   return out;
 }
 
@@ -155,17 +124,16 @@ std::vector<Group> group_runs(const Index& index) {
       g.missing += !badly && r->status != Status::done;
     }
   }
+  const std::vector<std::string> axes = axes_of(groups);
+  for (Group& g : groups) g.label = label_without(g.point, axes, "");
   return groups;
 }
 
 Pivot pivot_of(const std::vector<Group>& groups) {
-  Pivot p{.across = axis_across(groups)};
-  const auto row_of = [&](const Group& g) {
-    Point rest;
-    for (const auto& entry : g.point)
-      if (entry.first != p.across) rest.push_back(entry);
-    return rest.empty() ? std::string("all") : name_of(rest);
-  };
+  const std::vector<std::string> axes = axes_of(groups);
+  Pivot p;
+  if (axes.size() > 1) p.across = std::find(axes.begin(), axes.end(), kRates) != axes.end() ? kRates : axes.back();
+  const auto row_of = [&](const Group& g) { return label_without(g.point, axes, p.across); };
   const auto column_of = [&](const Group& g) {
     const std::string* label = label_on(g.point, p.across);
     return label ? *label : std::string(p.across.empty() ? "validation loss" : "–");
@@ -173,9 +141,9 @@ Pivot pivot_of(const std::vector<Group>& groups) {
   for (const Group& g : groups) {
     add_once(p.rows, row_of(g));
     add_once(p.columns, column_of(g));
-    for (const auto& [axis, label] : g.point)
-      if (axis != p.across && p.down.empty()) p.down = axis;
   }
+  for (const std::string& axis : axes)
+    if (axis != p.across && p.down.empty()) p.down = axis;
   const auto place = [](const std::vector<std::string>& list, const std::string& text) {
     return static_cast<std::size_t>(std::find(list.begin(), list.end(), text) - list.begin());
   };
@@ -200,30 +168,63 @@ double standard_errors(const Spread& a, const Spread& b) {
   return error > 0 ? (a.mean - b.mean) / error : std::numeric_limits<double>::quiet_NaN();
 }
 
-std::string verdict(const Pivot& pivot) {
-  const std::vector<Best> ranked = best_of_rows(pivot);
-  if (ranked.empty()) return "No run is done yet.";
-  const Group& first = *ranked.front().group;
-  std::string out = fmt::format("Lowest validation loss: {}{}, {} ({} seed{}).", ranked.front().name, at_column(pivot, first),
-                                spread_text(first.valid), first.valid.n, first.valid.n == 1 ? "" : "s");
+std::string spread_text(const Spread& s, int digits) {
+  if (s.n == 0) return "–";
+  return s.n == 1 ? fmt::format("{:.{}f}", s.mean, digits) : fmt::format("{:.{}f} ± {:.{}f}", s.mean, digits, s.std, digits);
+}
+
+std::string rank_text(std::vector<Ranked> all, const std::string& what, bool lower, int digits) {
+  std::erase_if(all, [](const Ranked& r) { return r.value.n == 0; });
+  if (all.empty()) return "No run is done yet.";
+  std::stable_sort(all.begin(), all.end(),
+                   [&](const Ranked& a, const Ranked& b) { return lower ? a.value.mean < b.value.mean : a.value.mean > b.value.mean; });
+  const Ranked& first = all.front();
+  std::string out = fmt::format("{} {}: {}, {}{}.", lower ? "Lowest" : "Highest", what, first.name, spread_text(first.value, digits),
+                                first.value.n > 1 ? fmt::format(" ({} seeds)", first.value.n) : "");
   std::vector<std::string> others;
-  bool one_seed = first.valid.n < 2;
-  for (std::size_t i = 1; i < ranked.size(); ++i) {
-    const Group& g = *ranked[i].group;
-    one_seed = one_seed || g.valid.n < 2;
-    others.push_back(fmt::format("{}{} is {}", ranked[i].name, at_column(pivot, g), distance(first.valid, g.valid)));
+  bool one_seed = first.value.n < 2;
+  for (std::size_t i = 1; i < all.size(); ++i) {
+    one_seed = one_seed || all[i].value.n < 2;
+    others.push_back(fmt::format("{} is {}", all[i].name, distance(first.value, all[i].value, lower, digits)));
   }
-  if (!others.empty()) out += fmt::format(" {}{}.", pivot.across.empty() ? "" : "Each at its best: ", fmt::join(others, "; "));
-  if (!others.empty() && one_seed) out += " Where there is one seed the spread is not known: such a difference may be noise.";
+  if (!others.empty()) out += fmt::format(" {}.", fmt::join(others, "; "));
+  if (!others.empty() && one_seed) out += " Where there is one value the spread is not known: such a difference may be noise.";
+  return out;
+}
+
+std::string verdict(const Pivot& pivot) {
+  std::vector<Ranked> rows;
+  for (std::size_t row = 0; row < pivot.rows.size(); ++row) {
+    const Group* best = nullptr;
+    for (const Group* g : pivot.cells[row])
+      if (g && g->valid.n > 0 && (!best || g->valid.mean < best->valid.mean)) best = g;
+    if (best) rows.push_back({pivot.rows[row] + at_column(pivot, *best), best->valid});
+  }
+  const std::string what = pivot.across.empty() ? "validation loss" : "validation loss, each at its best";
+  return rank_text(std::move(rows), what, true);
+}
+
+std::string pivot_markdown(const Pivot& pivot) {
+  std::vector<std::string> head = {pivot.down.empty() ? "" : pivot.down}, rule = {"---"};
+  for (const std::string& column : pivot.columns) {
+    head.push_back(pivot.across.empty() ? column : fmt::format("{} {}", pivot.across.substr(pivot.across.rfind('.') + 1), column));
+    rule.emplace_back("---:");
+  }
+  std::string out = table_row(head) + table_row(rule);
+  for (std::size_t row = 0; row < pivot.rows.size(); ++row) {
+    std::vector<std::string> cells = {pivot.rows[row]};
+    for (const Group* g : pivot.cells[row]) cells.push_back(cell_text(g));
+    out += table_row(cells);
+  }
   return out;
 }
 
 std::string summary_markdown(const Index& index, const std::string& title) {
   const std::vector<Group> groups = group_runs(index);
   const Pivot pivot = pivot_of(groups);
-  std::string out = fmt::format("# {}\n\n{}\n\nValidation loss in nats per token, mean ± standard deviation over seeds.\n\n{}", title,
-                                verdict(pivot), pivot_table(pivot));
-  if (!pivot.across.empty()) out += "\n" + detail_table(groups);
+  std::string out = fmt::format("# {}\n\n{}\n\nLosses in nats per token, mean ± standard deviation over seeds.\n\n", title, verdict(pivot));
+  if (!pivot.across.empty()) out += pivot_markdown(pivot) + "\n";
+  out += detail_table(groups);
   std::string bad;
   for (const Record& r : index.runs)
     if (!r.error.empty()) bad += fmt::format("- {}: {}, {}\n", name_of(r.point), name_of(r.status), r.error);
@@ -239,7 +240,7 @@ Json summary_json(const Index& index) {
     for (const auto& [axis, label] : g.point) point[axis] = label;
     Json ids = Json::array();
     for (const Record* r : g.runs) ids.push_back(r->id);
-    list.push_back({{"label", name_of(g.point)},
+    list.push_back({{"label", g.label},
                     {"point", point},
                     {"valid_loss", spread_json(g.valid)},
                     {"best_valid_loss", spread_json(g.best)},

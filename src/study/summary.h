@@ -18,7 +18,8 @@ Spread spread_of(const std::vector<double>& values);
 
 // Runs that differ in their seed alone.
 struct Group {
-  Point point;  // without the seed
+  Point point;        // without the seed
+  std::string label;  // of the axes that have several values
   std::vector<const Record*> runs;
   Spread valid, best, loss, tok_s;  // over those that are done
   std::size_t ended_badly = 0;      // failed or diverged
@@ -34,14 +35,23 @@ struct Pivot {
 };
 Pivot pivot_of(const std::vector<Group>& groups);
 
-std::string cell_text(const Group* group);  // 3.7412 ± 0.0031; "diverged" …
+std::string cell_text(const Group* group);                      // 3.7412 ± 0.0031; "diverged" …
+std::string spread_text(const Spread& spread, int digits = 4);  // 3.7412 ± 0.0031, 3.7412 of one value, – of none
 
 // a − b in standard errors of the difference: the seeds of the two are taken as independent. NaN where either has one seed only.
 double standard_errors(const Spread& a, const Spread& b);
 
-// Who has the lowest validation loss, each row at its best column, and whose distance is within noise (under two standard errors).
+// A name with its values: who is ahead, by how much, and whose distance is within noise (under two standard errors).
+struct Ranked {
+  std::string name;
+  Spread value;
+};
+std::string rank_text(std::vector<Ranked> all, const std::string& what, bool lower_is_better, int digits = 4);
+
+// Who has the lowest validation loss, each row at its best column, and whose distance is within noise.
 std::string verdict(const Pivot& pivot);
 
+std::string pivot_markdown(const Pivot& pivot);
 std::string summary_markdown(const Index& index, const std::string& title);
 Json summary_json(const Index& index);
 

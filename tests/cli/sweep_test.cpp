@@ -111,7 +111,7 @@ TEST(Sweep, AFailedOrDivergedRunIsRecordedAndNotTriedAgain) {
   const Json index = index_of(place);
   says(index["runs"][1]["error"], "gone.txt");
   says(index["runs"][2]["error"], "steps in a row were skipped");
-  says(out.out, "| wild | diverged |");
+  says(out.out, "| wild | 0 | diverged |");
   const std::string log = read_text(place.path / "sweep" / "wild" / "log.txt");
   const Outcome again = bhyt(words);
   says(again.err, "3 of 3 runs have ended already");

@@ -92,21 +92,28 @@ TEST(Grid, VariantsSetSeveralKeysUnderOneName) {
   EXPECT_FALSE(p.runs[4].tree.contains("sweep"));
   EXPECT_EQ(p.runs[0].tree["norm"]["p"], 0.99);
   // In words, and in the place of those of the config.
-  const Plan q = plan(kVariants, {"variant.a b=norm.method=lns train.lr=5", "variant.c=norm.method=dyt", "seed=3", "train.steps=9"});
+  const Plan q = plan(kVariants, {"variant.a b=norm.method=lns", "variant.c=norm.method=dyt", "seed=3", "train.steps=9"});
   EXPECT_EQ(ids(q), (Texts{"a-b_lr-0.001_seed-3", "a-b_lr-0.002_seed-3", "c_lr-0.001_seed-3", "c_lr-0.002_seed-3"}));
   EXPECT_EQ(q.runs[0].tree["train"]["steps"], 9);
   EXPECT_FALSE(q.runs[0].tree["train"].contains("tokens"));
   EXPECT_EQ(q.runs[1].tree["train"]["lr"], 2e-3);
 }
 
-TEST(Grid, AWordForEveryRunGoesBeforeAVariant) {
-  const Plan p = plan("{model: {preset: tiny}}",
-                      {"variant.a=train.lr=1e-3 train.tokens=1M", "variant.b=train.lr=2e-3", "train.lr=5e-3", "train.steps=3"});
-  for (const PlannedRun& r : p.runs) {
+TEST(Grid, WordsGoBeforeTheConfigAndVariantsInWordsBeforeBoth) {
+  const std::string yaml =
+      "{model: {preset: tiny}, sweep: {axes: [{variant: {a: {train.lr: 1e-3, train.tokens: 1M}, b: {train.lr: 2e-3}}}]}}";
+  for (const PlannedRun& r : plan(yaml, {"train.lr=5e-3", "train.steps=3"}).runs) {
     EXPECT_EQ(r.tree["train"]["lr"], 5e-3);
     EXPECT_EQ(r.tree["train"]["steps"], 3);
     EXPECT_FALSE(r.tree["train"].contains("tokens"));
   }
+  const Plan p = plan("{model: {preset: tiny}}", {"train.lr=1", "variant.a=train.lr=2", "variant.b=seed=3", "seed=5"});
+  EXPECT_EQ(p.runs[0].tree["train"]["lr"], 2);
+  EXPECT_EQ(p.runs[1].tree["train"]["lr"], 1);
+  EXPECT_EQ(p.runs[1].tree["run"]["seed"], 3);
+  // Of two words for one key the last.
+  EXPECT_EQ(plan("{model: {preset: tiny}}", {"train.lr=1", "train.lr=2,3"}).runs.size(), 2u);
+  EXPECT_EQ(plan("{model: {preset: tiny}}", {"train.lr=2,3", "train.lr=1"}).runs.size(), 1u);
 }
 
 TEST(Grid, SeveralGridsAreOneSweepAndWhatTheyShareIsRunOnce) {

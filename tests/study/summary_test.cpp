@@ -78,7 +78,7 @@ TEST(Summary, TheVerdictCountsStandardErrors) {
   const std::vector<Group> groups = group_runs(index);
   EXPECT_NEAR(standard_errors(groups[2].valid, groups[1].valid), 1.2372, 1e-3);
   const std::string text = verdict(pivot_of(groups));
-  EXPECT_NE(text.find("Lowest validation loss: a at lr 0.002, 3.0000 ± 0.1414 (2 seeds)."), std::string::npos) << text;
+  EXPECT_NE(text.find("Lowest validation loss, each at its best: a at lr 0.002, 3.0000 ± 0.1414 (2 seeds)."), std::string::npos) << text;
   EXPECT_NE(text.find("b at lr 0.001 is 0.1250 above (1.2 standard errors: within noise)"), std::string::npos) << text;
   Index clear;
   clear.runs = {record("a", "1", 0, 3.0), record("a", "1", 1, 3.01), record("b", "1", 0, 3.5), record("b", "1", 1, 3.51)};
