@@ -40,6 +40,8 @@ constexpr Command kCommands[] = {
     {"data", "make a synthetic language, pack documents into token files, say what a file holds", cmd_data},
     {"convert", "between checkpoint and token formats: types, shards, llama2.c, llm.c", cmd_convert},
     {"info", "what a checkpoint, tokenizer, token file or run directory holds", cmd_info},
+    {"sweep", "train every combination of some keys' values, with means over seeds at the end", cmd_sweep},
+    {"reproduce", "a table or figure of the paper, or a study of ours, by name and at any scale", cmd_reproduce},
     {"report", "one self-contained HTML file about one or several runs", cmd_report},
 };
 

@@ -21,5 +21,7 @@ int cmd_data(const Args& args);
 int cmd_convert(const Args& args);
 int cmd_info(const Args& args);
 int cmd_report(const Args& args);
+int cmd_sweep(const Args& args);
+int cmd_reproduce(const Args& args);
 
 }  // namespace bhyt::cli

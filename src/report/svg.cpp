@@ -69,9 +69,10 @@ class Drawing {
                           label);
     out_ += fmt::format(R"(<path class="base" d="M{} {}H{}"/><text x="{}" y="{}" class="name">{}</text></g>)", kLeft, bottom, right, right,
                         f_.height - 3,
-                        f_.steps    ? "step"
-                        : f_.epochs ? "epoch"
-                                    : "layer (0 is the embedding)");
+                        !f_.across.empty() ? escape(f_.across)
+                        : f_.steps         ? "step"
+                        : f_.epochs        ? "epoch"
+                                           : "layer (0 is the embedding)");
   }
 
   // A gap breaks the path; a point alone becomes a dot through its round cap. Relative moves in tenths of a pixel keep the file small.

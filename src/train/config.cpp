@@ -434,9 +434,13 @@ Json config_tree(const std::string& file, const std::vector<std::string>& overri
   Json tree = file.empty() ? Json::object() : read_yaml(file);
   if (!tree.is_object()) tree = tree.is_null() ? Json::object() : tree;
   check_usage(tree.is_object(), "{}: expected a map of keys, got {}", file, schema::show(tree));
-  let_words_win(tree, file, overrides);
-  for (const std::string& word : overrides) apply_override(tree, word);
+  apply_words(tree, file, overrides);
   return tree;
+}
+
+void apply_words(Json& tree, const std::string& called, const std::vector<std::string>& words) {
+  let_words_win(tree, called, words);
+  for (const std::string& word : words) apply_override(tree, word);
 }
 
 namespace {

@@ -117,6 +117,8 @@ struct RunConfig {
 
 // CONFIG.yaml ("" = none) with key=value words on top. A word takes the place of a key that says the same thing (steps, tokens; p, kappa).
 Json config_tree(const std::string& file, const std::vector<std::string>& overrides);
+// The same for a tree that is read already; `called` names it in messages.
+void apply_words(Json& tree, const std::string& called, const std::vector<std::string>& words);
 
 // The same for a command that trains. Words alone that name neither data nor a config mean the run that run.dir holds (resume=auto): its
 // own config is then the base.

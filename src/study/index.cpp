@@ -1,0 +1,177 @@
+#include "study/index.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "core/check.h"
+#include "machine/machine.h"
+#include "report/run.h"
+
+namespace bhyt::study {
+
+namespace {
+
+constexpr std::int64_t kVersion = 1;
+
+const schema::Names<Status> kStatus = {{"planned", Status::planned}, {"running", Status::running}, {"interrupted", Status::interrupted},
+                                       {"done", Status::done},       {"failed", Status::failed},   {"diverged", Status::diverged}};
+
+Json or_null(const auto& value) { return value ? Json(*value) : Json(); }
+
+void flatten(const Json& tree, const std::string& path, Json& out) {
+  for (const auto& [key, value] : tree.items()) {
+    const std::string full = path.empty() ? key : path + "." + key;
+    if (value.is_object())
+      flatten(value, full, out);
+    else
+      out[full] = value;
+  }
+}
+
+// Where and how fast a run is made, and what it tells on the way, is no part of what it is.
+bool free_to_change(const std::string& key) {
+  return key == "run.device" || key == "run.threads" || key == "train.log_every" || key == "train.save_every" || key == "train.keep" ||
+         key == "train.save" || key == "train.micro_batch" || key == "train.recompute";
+}
+
+Json what_it_is(const Json& settings) {
+  std::map<std::string, Json> sorted;
+  for (const auto& [key, value] : settings.items())
+    if (!free_to_change(key)) sorted[key] = value;
+  Json out = Json::object();
+  for (auto& [key, value] : sorted) out[key] = std::move(value);
+  return out;
+}
+
+Json to_json(const Record& r) {
+  Json point = Json::object();
+  for (const auto& [axis, label] : r.point) point[axis] = label;
+  return {{"id", r.id},
+          {"label", name_of(r.point)},
+          {"point", point},
+          {"status", name_of(r.status)},
+          {"dir", r.dir},
+          {"step", r.step},
+          {"steps", r.steps},
+          {"valid_loss", or_null(r.valid_loss)},
+          {"best_valid_loss", or_null(r.best_valid_loss)},
+          {"best_step", or_null(r.best_step)},
+          {"loss", or_null(r.loss)},
+          {"tokens", r.tokens},
+          {"tok_s", r.tok_s},
+          {"seconds", r.seconds},
+          {"jobs", r.jobs},
+          {"error", r.error.empty() ? Json() : Json(r.error)},
+          {"settings", r.settings}};
+}
+
+std::optional<double> number(const Json& j, const char* key) {
+  return j.at(key).is_number() ? std::optional(j.at(key).get<double>()) : std::nullopt;
+}
+
+Record from_json(const Json& j) {
+  Record r{.id = j.at("id"), .settings = j.at("settings"), .dir = j.at("dir"), .step = j.at("step"), .steps = j.at("steps")};
+  for (const auto& [axis, label] : j.at("point").items()) r.point.emplace_back(axis, label.get<std::string>());
+  for (const auto& [name, status] : kStatus)
+    if (j.at("status") == name) r.status = status;
+  r.valid_loss = number(j, "valid_loss");
+  r.best_valid_loss = number(j, "best_valid_loss");
+  r.loss = number(j, "loss");
+  if (j.at("best_step").is_number()) r.best_step = j.at("best_step").get<std::int64_t>();
+  r.tokens = j.at("tokens");
+  r.tok_s = j.at("tok_s");
+  r.seconds = j.at("seconds");
+  r.jobs = j.at("jobs");
+  if (j.at("error").is_string()) r.error = j.at("error");
+  return r;
+}
+
+}  // namespace
+
+const char* name_of(Status status) {
+  for (const auto& [name, s] : kStatus)
+    if (s == status) return name;
+  return "";
+}
+
+const Record* Index::find(const std::string& id) const {
+  const auto found = std::find_if(runs.begin(), runs.end(), [&](const Record& r) { return r.id == id; });
+  return found == runs.end() ? nullptr : &*found;
+}
+
+std::size_t Index::count(Status status) const {
+  return static_cast<std::size_t>(std::count_if(runs.begin(), runs.end(), [&](const Record& r) { return r.status == status; }));
+}
+
+Json to_json(const Index& index) {
+  Json runs = Json::array();
+  for (const Record& r : index.runs) runs.push_back(to_json(r));
+  return {{"version", kVersion}, {"command", index.command}, {"updated", utc_time()}, {"runs", runs}};
+}
+
+Index read_index(const fs::path& folder) {
+  const fs::path file = folder / kIndexFile;
+  if (!fs::exists(file)) return {};
+  try {
+    const Json j = Json::parse(read_text(file));
+    check(j.at("version") == kVersion, "{}: expected version {}, got {}", file.string(), kVersion, j.at("version").dump());
+    Index index{.command = j.at("command")};
+    for (const Json& run : j.at("runs")) index.runs.push_back(from_json(run));
+    return index;
+  } catch (const Json::exception& e) {
+    throw Error(fmt::format("{}: not an index of a sweep: {}", file.string(), plain_reason(e)));
+  }
+}
+
+void write_index(const Index& index, const fs::path& folder) {
+  replace_synced(folder / kIndexFile, to_json(index).dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
+Index merge(const Index& before, const Plan& plan) {
+  const char* command = plan.work == train::Work::fine_tuning ? "sft" : "pretrain";
+  check_usage(before.runs.empty() || before.command == command, "this folder holds runs of bhyt {}, not of bhyt {}: another --out",
+              before.command, command);
+  Index out{.command = command};
+  for (const PlannedRun& run : plan.runs) {
+    Record r{.id = run.id, .point = run.point, .dir = run.id};
+    flatten(run.tree, "", r.settings);
+    if (const Record* known = before.find(run.id)) {
+      const auto changed = train::differences(what_it_is(known->settings), what_it_is(r.settings));
+      check_usage(changed.empty(), "run {} is there with other settings: {}; another --out starts a new sweep, an axis tells them apart",
+                  run.id, fmt::join(changed, "; "));
+      Json settings = std::move(r.settings);
+      r = *known;
+      r.settings = std::move(settings);
+    }
+    out.runs.push_back(std::move(r));
+  }
+  for (const Record& r : before.runs)
+    if (!out.find(r.id)) out.runs.push_back(r);
+  return out;
+}
+
+void read_outcome(Record& record, const fs::path& folder) {
+  const fs::path dir = folder / record.dir;
+  if (!fs::exists(dir / "metrics.jsonl")) return;
+  const report::Run run = report::read_run(dir);
+  const auto finite = [](double v) { return std::isfinite(v) ? std::optional(v) : std::nullopt; };
+  record.step = static_cast<std::int64_t>(run.standing().step);
+  if (const std::string* steps = run.value("train.steps")) record.steps = std::atoll(steps->c_str());
+  record.valid_loss = finite(run.valid.final_value());
+  record.loss = finite(run.loss.last());
+  record.best_valid_loss = {};
+  record.best_step = {};
+  for (std::size_t i = 0; i < run.valid.size(); ++i) {
+    if (!std::isfinite(run.valid.y[i]) || (record.best_valid_loss && *record.best_valid_loss <= run.valid.y[i])) continue;
+    record.best_valid_loss = run.valid.y[i];
+    record.best_step = static_cast<std::int64_t>(run.valid.x[i]);
+  }
+  const bool skipping = !run.skipped.empty() && run.skipped.back() >= run.steps();
+  record.diverged = skipping || (!run.valid.empty() && !record.valid_loss);
+  record.tokens = finite(run.tokens.last()).value_or(0);
+  record.seconds = finite(run.seconds.last()).value_or(0);
+  record.tok_s = record.seconds > 0 ? record.tokens / record.seconds : 0;
+}
+
+}  // namespace bhyt::study

@@ -1,0 +1,89 @@
+#include "study/process.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "core/check.h"
+
+namespace bhyt::study {
+
+namespace {
+
+constexpr const char* kSelf = "/proc/self/exe";
+
+int open_for_child(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  check(fd >= 0, "could not write {}: {}", path, std::strerror(errno));
+  return fd;
+}
+
+// Between fork and exec: nothing here may allocate.
+[[noreturn]] void become(char** argv, int out, int err, pid_t parent) {
+  setpgid(0, 0);
+  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (getppid() != parent) _exit(1);  // it ended before the line above
+  dup2(out, STDOUT_FILENO);
+  dup2(err, STDERR_FILENO);
+  if (const int none = ::open("/dev/null", O_RDONLY); none >= 0) dup2(none, STDIN_FILENO);
+  execv(kSelf, argv);
+  _exit(127);
+}
+
+}  // namespace
+
+Child::Child(const std::vector<std::string>& args, const std::string& out, const std::string& err) {
+  std::vector<std::string> words = {"bhyt"};
+  words.insert(words.end(), args.begin(), args.end());
+  std::vector<char*> argv;
+  for (std::string& w : words) argv.push_back(w.data());
+  argv.push_back(nullptr);
+  const int err_fd = open_for_child(err), out_fd = out.empty() ? err_fd : open_for_child(out);
+  const pid_t parent = getpid();
+  pid_ = fork();
+  if (pid_ == 0) become(argv.data(), out_fd, err_fd, parent);
+  const int reason = errno;
+  if (out_fd != err_fd) ::close(out_fd);
+  ::close(err_fd);
+  check(pid_ > 0, "could not start a process: {}", std::strerror(reason));
+}
+
+Child::~Child() {
+  if (pid_ <= 0) return;
+  send(SIGKILL);
+  (void)wait();
+}
+
+Child::Child(Child&& other) noexcept : pid_(std::exchange(other.pid_, 0)), status_(other.status_) {}
+
+Child& Child::operator=(Child&& other) noexcept {
+  std::swap(pid_, other.pid_);
+  std::swap(status_, other.status_);
+  return *this;
+}
+
+void Child::send(int signal) const {
+  if (pid_ > 0) kill(pid_, signal);
+}
+
+bool Child::ended() {
+  if (pid_ > 0 && waitpid(pid_, &status_, WNOHANG) == pid_) pid_ = 0;
+  return pid_ == 0;
+}
+
+int Child::wait() {
+  while (pid_ > 0 && waitpid(pid_, &status_, 0) < 0 && errno == EINTR) {
+  }
+  pid_ = 0;
+  return code();
+}
+
+int Child::code() const { return WIFEXITED(status_) ? WEXITSTATUS(status_) : 128 + WTERMSIG(status_); }
+
+}  // namespace bhyt::study

@@ -1,0 +1,30 @@
+// This program, run again as a child: a run that crashes costs itself alone.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+namespace bhyt::study {
+
+class Child {
+ public:
+  // stdout and stderr go to files ("" = stdout goes to stderr's). The child stops when this process ends, and a ^C on the terminal does not
+  // reach it: send() does.
+  Child(const std::vector<std::string>& args, const std::string& out, const std::string& err);
+  ~Child();  // killed, if it still runs
+  Child(Child&& other) noexcept;
+  Child& operator=(Child&& other) noexcept;
+
+  void send(int signal) const;
+  bool ended();      // asks, without waiting
+  int wait();        // exit code as a shell shows it
+  int code() const;  // the same, once it has ended
+
+ private:
+  pid_t pid_ = 0;
+  int status_ = 0;
+};
+
+}  // namespace bhyt::study

@@ -1,0 +1,222 @@
+#include "study/reproduce.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <thread>
+
+#include "core/check.h"
+#include "core/log.h"
+#include "core/signals.h"
+#include "data/synth.h"
+#include "io/files.h"
+#include "report/figure.h"
+#include "report/html.h"
+#include "study/console.h"
+#include "study/page.h"
+#include "study/process.h"
+#include "study/table.h"
+
+namespace bhyt::study {
+
+namespace {
+
+constexpr const char* kNotice = "\nstopping\n";
+
+bool trains(const Study& s) { return s.commands.empty() && !s.counts_statistics; }
+
+bool names(const std::vector<std::string>& words, const std::string& key) {
+  return std::any_of(words.begin(), words.end(), [&](const std::string& w) { return w.starts_with(key + "="); });
+}
+
+// Where every run of the plan has data, by its own recipe.
+bool data_is_named(const Study& s) {
+  const Plan plan = make_plan(s.request);
+  return std::all_of(plan.runs.begin(), plan.runs.end(),
+                     [](const PlannedRun& r) { return r.tree.contains("data") && r.tree["data"].contains("train"); });
+}
+
+SynthOptions synth_options(const Study& s, const fs::path& folder) {
+  return {.out = (folder / "data").string(),
+          .tokens = static_cast<std::int64_t>(s.synth.tokens),
+          .documents = s.synth.documents,
+          .progress = false};
+}
+
+void make_data(const Study& s, const fs::path& folder) {
+  if (s.synth.tokens <= 0 || names(s.request.words, "data.train")) return;
+  const SynthOptions options = synth_options(s, folder);
+  const std::vector<std::string> files = synth_files(options);
+  if (std::all_of(files.begin(), files.end(), [](const std::string& f) { return fs::exists(f); })) return;
+  (void)synthesize(options);
+}
+
+// Runs a command and waits; its stdout as JSON, null where it failed.
+class Commands {
+ public:
+  explicit Commands(fs::path folder) : folder_(std::move(folder)) { fs::create_directories(folder_); }
+
+  Json run(const std::string& label, const std::vector<std::string>& args) {
+    const fs::path out = folder_ / (slug(label) + ".json"), err = folder_ / (slug(label) + ".txt");
+    log::info("bhyt {}", fmt::join(args, " "));
+    Child child(args, out.string(), err.string());
+    for (bool told = false; !child.ended(); std::this_thread::sleep_for(std::chrono::milliseconds(20)))
+      if (StopSignals::received() && !told) {
+        child.send(StopSignals::received());
+        told = true;
+      }
+    if (child.code() != 0) {
+      if (!StopSignals::received())
+        notes.push_back(fmt::format("{}: `bhyt {}` failed: {}", label, fmt::join(args, " "), last_error(err, child.code())));
+      return {};
+    }
+    Json j = Json::parse(read_text(out), nullptr, false);
+    if (!j.is_discarded()) return j;
+    notes.push_back(fmt::format("{}: `bhyt {}` printed no JSON", label, fmt::join(args, " ")));
+    return {};
+  }
+
+  std::vector<std::string> notes;
+
+ private:
+  fs::path folder_;
+};
+
+std::string replaced(std::string word, const std::string& what, const std::string& by) {
+  for (std::size_t at; (at = word.find(what)) != std::string::npos;) word.replace(at, what.size(), by);
+  return word;
+}
+
+// data.valid of a run as words of a command.
+std::string validation_file(const Record& r) {
+  for (const char* key : {"data.valid", "data.train"}) {
+    if (!r.settings.contains(key)) continue;
+    const Json& j = r.settings[key];
+    const Json& first = j.is_array() && !j.empty() ? j[0] : j;
+    return first.is_object() ? first.value("path", std::string()) : label_of(first);
+  }
+  return "";
+}
+
+std::map<std::string, Json> look_at_runs(const Study& s, const Index& index, const fs::path& folder, Commands& commands) {
+  std::map<std::string, Json> out;
+  for (const Record& r : index.runs) {
+    if (s.after.empty() || r.status != Status::done || StopSignals::received()) continue;
+    std::vector<std::string> args;
+    for (const std::string& word : s.after)
+      args.push_back(replaced(replaced(word, "{dir}", (folder / r.dir).string()), "{valid}", validation_file(r)));
+    for (const std::string& word : s.request.words)
+      for (const char* key : {"device=", "run.device=", "threads=", "run.threads="})
+        if (word.starts_with(key)) args.push_back(word);
+    out[r.id] = commands.run(r.id, args);
+  }
+  return out;
+}
+
+struct Parts {
+  std::string table, own, verdict, sections;
+  Json rows;
+  std::vector<std::string> notes;
+};
+
+std::string text_of(const Study& s, const Parts& p) {
+  std::string out = fmt::format("# {}\n\n{}, scale {}. {}\n\n", s.title, s.paper, s.scale, s.question);
+  if (!s.note.empty()) out += s.note + "\n\n";
+  out += p.table + "\n" + p.verdict + "\n";
+  if (!p.own.empty()) out += fmt::format("\nThe paper's own numbers, at its scale ({}):\n\n{}", s.numbers->at, p.own);
+  for (const std::string& note : p.notes) out += fmt::format("\n- {}", note);
+  return p.notes.empty() ? out : out + "\n";
+}
+
+std::string page_of(const Study& s, const Parts& p) {
+  std::string notes;
+  for (const std::string& note : p.notes) notes += fmt::format("<li>{}</li>", report::escape(note));
+  if (!s.note.empty()) notes = fmt::format("<li>{}</li>", report::escape(s.note)) + notes;
+  std::string out = report::page_start("Study", s.title, p.verdict, notes.empty() ? "" : fmt::format("<ul class=\"notes\">{}</ul>", notes));
+  out += report::section(fmt::format("{}, scale {}", s.paper, s.scale), report::escape(s.question), "wide", html_table(p.table));
+  if (!p.own.empty()) out += report::section("The paper’s own numbers", report::escape(s.numbers->at), "wide", html_table(p.own));
+  return out + p.sections + report::page_footer("bhyt reproduce") + "</main></body></html>\n";
+}
+
+void fill_table(const Study& s, const Table& table, Parts& p) {
+  const bool beside = s.scale == "paper";
+  p.table = markdown(table, s.numbers, beside);
+  p.rows = to_json(table);
+  p.verdict = table_verdict(table, s.rank_by, s.lower_is_better);
+}
+
+bool shows_layers(const Study& s) {
+  return std::any_of(s.columns.begin(), s.columns.end(), [](const Column& c) { return c.of == "magnitude" || c.of == "variance"; });
+}
+
+void fill_from_sweep(const Study& s, const Index& index, const fs::path& folder, Commands& commands, Parts& p) {
+  const std::map<std::string, Json> printed = look_at_runs(s, index, folder, commands);
+  if (s.columns.empty()) {
+    const std::vector<Group> groups = group_runs(index);
+    const Pivot pivot = pivot_of(groups);
+    p.table = pivot_markdown(pivot);
+    p.verdict = verdict(pivot);
+    p.rows = summary_json(index)["groups"];
+  } else {
+    fill_table(s, make_table(s, index, folder, printed), p);
+  }
+  p.sections = (shows_layers(s) ? layer_sections(index, folder) : "") + sweep_sections(index, folder);
+  for (const Record& r : index.runs)
+    if (!r.error.empty()) p.notes.push_back(fmt::format("{}: {}, {}", name_of(r.point), name_of(r.status), r.error));
+}
+
+}  // namespace
+
+void name_data(Study& s, const fs::path& folder) {
+  if (!trains(s) || names(s.request.words, "data.train")) return;
+  if (s.synth.tokens > 0) {
+    const std::vector<std::string> files = synth_files(synth_options(s, folder));
+    s.request.base["data"]["train"] = Json::array({files.at(0)});
+    s.request.base["data"]["valid"] = Json::array({files.at(1)});
+    return;
+  }
+  check_usage(data_is_named(s), "scale {} trains on your data: data.train=FILE data.valid=FILE (token files or texts)", s.scale);
+}
+
+Plan plan_of(const Study& s) { return s.commands.empty() ? make_plan(s.request) : Plan{}; }
+
+StudyOutcome run_study(const Study& s, const SweepOptions& options) {
+  fs::create_directories(options.folder);
+  Parts p;
+  StudyOutcome out;
+  Commands commands(options.folder / "commands");
+  if (s.counts_statistics) {
+    fill_table(s, statistics_table(plan_of(s)), p);
+    p.verdict = "";  // a count, not a contest
+  } else if (!s.commands.empty()) {
+    const StopSignals stop(kNotice);
+    std::vector<std::pair<std::string, Json>> printed;
+    for (const auto& [label, command] : s.commands) {
+      if (stop.received()) break;
+      std::vector<std::string> args = command;
+      args.insert(args.end(), s.request.words.begin(), s.request.words.end());
+      printed.emplace_back(label, commands.run(label, args));
+    }
+    out.signal = stop.received();
+    fill_table(s, make_table(s, printed), p);
+  } else {
+    make_data(s, options.folder);
+    const SweepOutcome sweep = run_sweep(plan_of(s), options);
+    out.signal = sweep.signal;
+    out.failed = sweep.index.count(Status::failed) + sweep.index.count(Status::interrupted) > 0;
+    const StopSignals stop(kNotice);
+    fill_from_sweep(s, sweep.index, options.folder, commands, p);
+    if (stop.received()) out.signal = stop.received();
+  }
+  p.notes.insert(p.notes.end(), commands.notes.begin(), commands.notes.end());
+  out.failed = out.failed || !commands.notes.empty();
+  if (s.numbers && s.scale != "paper") p.own = paper_markdown(*s.numbers);
+  out.text = text_of(s, p);
+  out.json = {{"study", s.name}, {"paper", s.paper}, {"scale", s.scale}, {"verdict", p.verdict}, {"rows", p.rows}, {"notes", p.notes}};
+  replace_synced(options.folder / "study.md", out.text);
+  replace_synced(options.folder / "study.json", out.json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+  report::write_html(page_of(s, p), (options.folder / "report.html").string());
+  return out;
+}
+
+}  // namespace bhyt::study

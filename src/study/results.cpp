@@ -1,0 +1,18 @@
+#include "study/results.h"
+
+#include "report/html.h"
+#include "study/page.h"
+#include "study/summary.h"
+
+namespace bhyt::study {
+
+std::string write_results(const Index& index, const fs::path& folder, const std::string& title) {
+  const std::string text = summary_markdown(index, title);
+  replace_synced(folder / "summary.md", text);
+  replace_synced(folder / "summary.json", summary_json(index).dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+  const std::string lead = verdict(pivot_of(group_runs(index)));
+  report::write_html(sweep_page(index, folder, title, lead, "bhyt sweep"), (folder / "report.html").string());
+  return text;
+}
+
+}  // namespace bhyt::study

@@ -1,0 +1,278 @@
+#include "study/sweep.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <set>
+#include <thread>
+
+#include "core/check.h"
+#include "core/log.h"
+#include "core/signals.h"
+#include "io/checkpoint_folders.h"
+#include "machine/machine.h"
+#include "report/run.h"
+#include "study/console.h"
+#include "study/jobs.h"
+#include "study/process.h"
+#include "train/data.h"
+#include "train/memory.h"
+
+namespace bhyt::study {
+
+namespace {
+
+constexpr int kMostOnAGpu = 16;
+constexpr int kLinesToMeasure = 3;  // of metrics, since as many runs trained as do now: the first may still hold another number's time
+constexpr const char* kConfigs = "configs";
+constexpr const char* kLogs = "logs";
+constexpr const char* kNotice = "\nstopping; the runs under way save what they have (once more to quit at once)\n";
+
+// Held by the sweep and by its runs: a sweep that is killed leaves runs that still save, and the next one waits for them.
+class FolderLock {
+ public:
+  explicit FolderLock(const fs::path& folder) {
+    fs::create_directories(folder);
+    fd_ = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY);
+    check(fd_ >= 0, "could not open {}: {}", folder.string(), std::strerror(errno));
+    constexpr int kSeconds = 60;
+    for (int tenths = 0; ::flock(fd_, LOCK_EX | LOCK_NB) != 0; ++tenths) {
+      check(errno == EWOULDBLOCK && tenths < 10 * kSeconds, "another sweep works in {}", folder.string());
+      if (tenths == 5) log::info("waiting for the runs of another sweep in {}", folder.string());
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+  }
+  ~FolderLock() { ::close(fd_); }
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+
+ private:
+  int fd_ = -1;
+};
+
+struct Active {
+  std::size_t run = 0;  // of the index
+  Child child;
+  int level = 1;          // how many were to run at once when it began
+  std::int64_t seen = 0;  // lines of metrics that it had when that number was reached
+  RunProgress progress;
+};
+
+class Sweep {
+ public:
+  Sweep(const Plan& plan, const SweepOptions& options)
+      : plan_(plan), options_(options), lock_(options.folder), index_(merge(read_index(options.folder), plan)), jobs_(make_jobs()) {
+    for (const char* sub : {kConfigs, kLogs}) fs::create_directories(options_.folder / sub);
+    const std::set<std::string> ids = [&] {
+      std::set<std::string> out;
+      for (const PlannedRun& run : plan_.runs) out.insert(run.id);
+      return out;
+    }();
+    for (std::size_t i = 0; i < index_.runs.size(); ++i) {
+      Record& r = index_.runs[i];
+      if (r.status == Status::running) r.status = Status::interrupted;  // whoever ran it is gone
+      if (!ids.contains(r.id)) continue;
+      ++total_;
+      const bool ended = r.status == Status::failed || r.status == Status::diverged;
+      if (r.status == Status::done || (ended && !options_.retry))
+        ++settled_;
+      else
+        waiting_.push_back(i);
+    }
+    std::reverse(waiting_.begin(), waiting_.end());  // taken from the back
+    save();
+  }
+
+  SweepOutcome run() {
+    const StopSignals stop(kNotice, StopSignals::Second::quits);
+    started_ = seconds();
+    if (settled_ > 0) log::info("{} of {} runs have ended already and are left alone", settled_, total_);
+    while (!active_.empty() || (!waiting_.empty() && !stop.received())) {
+      if (stop.received() && !told_) tell_to_stop(stop.received());
+      if (!stop.received()) start_more();
+      collect();
+      measure();
+      show();
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    table_.clear();
+    return {index_, stop.received()};
+  }
+
+ private:
+  Record& record(const Active& a) { return index_.runs[a.run]; }
+  const PlannedRun& planned(const Record& r) const {
+    return *std::find_if(plan_.runs.begin(), plan_.runs.end(), [&](const PlannedRun& p) { return p.id == r.id; });
+  }
+  void save() const { write_index(index_, options_.folder); }
+
+  JobCount make_jobs() {
+    if (plan_.runs.empty()) return JobCount(1);
+    device_ = train::read_run_config(plan_.runs.front().tree, Verify::no, plan_.work).run.device;
+    on_gpu_ = parse_device(device_).is_cuda();
+    const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+    return JobCount(options_.jobs, on_gpu_ ? kMostOnAGpu : cores);
+  }
+
+  // On a CPU the runs of one number share the cores equally: another number begins when those of the last have ended.
+  void start_more() {
+    const bool changes = std::any_of(active_.begin(), active_.end(), [&](const Active& a) { return a.level != jobs_.now(); });
+    if (!on_gpu_ && changes) return;
+    while (!waiting_.empty() && std::ssize(active_) < jobs_.now()) {
+      start(waiting_.back());
+      waiting_.pop_back();
+    }
+  }
+
+  void start(std::size_t i) {
+    Record& r = index_.runs[i];
+    const fs::path dir = options_.folder / r.dir, config = options_.folder / kConfigs / (r.id + ".yaml");
+    Json tree = planned(r).tree;
+    for (const char* section : {"run", "train"})
+      if (!tree.contains(section)) tree[section] = Json::object();
+    tree["run"]["dir"] = dir.string();
+    // Without a checkpoint there is nothing to go on from, and a run that diverged would do so again.
+    tree["run"]["resume"] = !checkpoint_steps(dir).empty() && r.status != Status::diverged ? "auto" : "restart";
+    if (!tree["train"].contains("keep") && options_.keep != Keep::all) tree["train"]["keep"] = 1;
+    if (!on_gpu_ && jobs_.now() > 1 && !tree["run"].contains("threads"))
+      tree["run"]["threads"] = std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / jobs_.now());
+    replace_synced(config, write_yaml(tree));
+    r.status = Status::running;
+    r.error.clear();
+    r.jobs = jobs_.now();
+    save();
+    active_.push_back(
+        {.run = i, .child = Child({index_.command, config.string(), "--quiet"}, "", log_file(r).string()), .level = jobs_.now()});
+    for (Active& a : active_) a.seen = a.progress.lines;
+  }
+
+  fs::path log_file(const Record& r) const { return options_.folder / kLogs / (r.id + ".txt"); }
+
+  void tell_to_stop(int signal) {
+    told_ = true;
+    for (const Active& a : active_) a.child.send(signal);
+  }
+
+  void collect() {
+    for (std::size_t i = 0; i < active_.size();) {
+      if (!active_[i].child.ended()) {
+        ++i;
+        continue;
+      }
+      finish(active_[i]);
+      active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(i));
+      for (Active& a : active_) a.seen = a.progress.lines;
+    }
+  }
+
+  void finish(const Active& a) {
+    Record& r = record(a);
+    const int code = a.child.code();
+    read_outcome(r, options_.folder);
+    if (code == 0) {
+      r.status = r.diverged ? Status::diverged : Status::done;
+      if (r.diverged) r.error = "the last validation loss is not finite";
+    } else if (code == 128 + SIGINT || code == 128 + SIGTERM) {
+      r.status = Status::interrupted;
+    } else {
+      r.status = r.diverged ? Status::diverged : Status::failed;
+      r.error = last_error(log_file(r), code);
+    }
+    if (r.status != Status::interrupted) ++settled_;
+    save();
+    if (r.status == Status::done) tidy(options_.folder / r.dir, options_.keep);
+    table_.clear();
+    log::info("{}", finished_line(r, settled_, total_));
+  }
+
+  static void tidy(const fs::path& dir, Keep keep) {
+    std::error_code ignored;
+    for (const std::int64_t step : checkpoint_steps(dir)) {
+      const fs::path checkpoint = checkpoint_folder(dir, step);
+      if (keep == Keep::none) fs::remove_all(checkpoint, ignored);
+      if (keep == Keep::weights && fs::exists(checkpoint / kOptimizerState, ignored)) remove_listed(checkpoint, kOptimizerState);
+    }
+    if (keep == Keep::none && fs::is_symlink(dir / "best", ignored)) fs::remove(dir / "best", ignored);
+  }
+
+  // The speed of all together, once each has been heard from often enough since their number was reached.
+  void measure() {
+    double total = 0;
+    bool heard = std::ssize(active_) == jobs_.now();
+    for (Active& a : active_) {
+      a.progress.update(options_.folder / record(a).dir / "metrics.jsonl");
+      heard = heard && a.progress.lines - a.seen >= kLinesToMeasure;
+      total += a.progress.tok_s;
+    }
+    if (!heard || jobs_.settled()) return;
+    if (jobs_.would_rise(total) && !room_for_one_more()) return jobs_.no_more();
+    const int before = jobs_.now();
+    jobs_.measured(total);
+    log::info("{} at once: {} tok/s in all{}", before, log::human_count(total),
+              jobs_.settled() ? fmt::format("; {} at once from here on", jobs_.now()) : "");
+  }
+
+  bool room_for_one_more() {
+    try {
+      train::RunConfig c =
+          train::read_run_config(read_yaml(options_.folder / record(active_.front()).dir / "resolved.yaml"), Verify::no, plan_.work);
+      c.device = parse_device(c.run.device);
+      const train::MemoryPlan needs = train::plan_memory(c, c.train.micro_batch);
+      const double libraries = on_gpu_ ? 1.5e9 : 0.2e9;  // a context, workspaces, code
+      return static_cast<double>(free_memory(c.device)) > 1.1 * needs.device() + libraries;
+    } catch (const Error&) {
+      return false;
+    }
+  }
+
+  void show() {
+    std::vector<RunLine> lines;
+    double parts = 0;
+    for (Active& a : active_) {
+      const Record& r = record(a);
+      lines.push_back({.name = name_of(r.point), .progress = a.progress});
+      parts += a.progress.part();
+    }
+    const double here = static_cast<double>(settled_ - at_start()) + parts;
+    const double left = static_cast<double>(total_ - settled_) - parts;
+    const double eta = here > 0.02 ? (seconds() - started_) * left / here : NAN;
+    table_.draw(index_, {.ended = settled_, .total = total_, .eta_s = eta}, lines);
+  }
+  std::size_t at_start() {
+    if (!settled_at_start_) settled_at_start_ = settled_;
+    return *settled_at_start_;
+  }
+
+  const Plan& plan_;
+  const SweepOptions& options_;
+  FolderLock lock_;
+  Index index_;
+  std::string device_;
+  bool on_gpu_ = false, told_ = false;
+  JobCount jobs_;
+  std::vector<std::size_t> waiting_;  // of the index, the next one last
+  std::vector<Active> active_;
+  std::size_t total_ = 0, settled_ = 0;
+  std::optional<std::size_t> settled_at_start_;
+  double started_ = 0;
+  LiveTable table_;
+};
+
+}  // namespace
+
+SweepOutcome run_sweep(const Plan& plan, const SweepOptions& options) {
+  // Data that is not there is told once, not by every run.
+  if (!plan.runs.empty() && plan.work == train::Work::pretraining) {
+    train::RunConfig first = train::read_run_config(plan.runs.front().tree, Verify::no);
+    (void)train::choose_data(first);
+  }
+  return Sweep(plan, options).run();
+}
+
+}  // namespace bhyt::study

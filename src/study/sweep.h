@@ -1,0 +1,37 @@
+// Runs a plan: every run a process of its own with an ordinary run directory, the index kept up to date, finished runs left alone.
+#pragma once
+
+#include <string>
+
+#include "study/index.h"
+
+namespace bhyt::study {
+
+enum class Keep : std::uint8_t { all, weights, none };  // of a finished run's checkpoints
+
+struct SweepOptions {
+  fs::path folder;
+  int jobs = 0;  // 0 = auto
+  Keep keep = Keep::weights;
+  bool retry = false;  // failed and diverged runs again
+};
+
+struct SweepOutcome {
+  Index index;
+  int signal = 0;  // SIGINT or SIGTERM when that ended it
+};
+
+// Takes the folder for itself while it works.
+SweepOutcome run_sweep(const Plan& plan, const SweepOptions& options);
+
+// What a sweep would come to: runs, time, disk.
+struct Forecast {
+  std::size_t runs = 0, done = 0, ended = 0;  // ended: failed or diverged, not tried again
+  double tokens = 0;                          // that are still to be trained on
+  std::optional<double> seconds;              // one run after the other, at the speed of this folder's finished runs; none: there are none
+  std::optional<double> bytes;                // of checkpoints that stay; none: the size of the models is not known (no data yet)
+  double working_bytes = 0;                   // of the checkpoints of one run that is under way
+};
+Forecast forecast(const Plan& plan, const SweepOptions& options);
+
+}  // namespace bhyt::study

@@ -1,0 +1,157 @@
+// bhyt sweep: grids of runs, killed and started again, failed runs, what it ends with.
+#include "tests/cli/training.h"
+
+namespace bhyt::test {
+namespace {
+
+// The words of a tiny sweep; run.dir is the sweep's business.
+Words sweep(const Place& place, const Words& more) {
+  Words words = place.run("unused", {"train.steps=6", "train.save_every=2", "train.eval_every=3", "train.log_every=1"});
+  words.erase(words.begin());
+  std::erase_if(words, [](const std::string& w) { return w.starts_with("run.dir="); });
+  return Words{"sweep"} + words + Words{"--out", (place.path / "sweep").string()} + more;
+}
+
+Json index_of(const Place& place) { return Json::parse(read_text(place.path / "sweep" / "index.json")); }
+
+std::map<std::string, std::string> statuses(const Place& place) {
+  std::map<std::string, std::string> out;
+  const Json index = index_of(place);
+  for (const Json& run : index["runs"]) out[run["id"]] = run["status"];
+  return out;
+}
+
+TEST(Sweep, TrainsEveryCombinationAndEndsWithMeans) {
+  const Place place;
+  const Words grid = {"norm.method=rmsnorm,bhyt", "seed=0..1", "--jobs", "2"};
+  const Outcome out = bhyt(sweep(place, grid));
+  ASSERT_EQ(out.code, 0) << out.err;
+  const Json index = index_of(place);
+  ASSERT_EQ(index["runs"].size(), 4u);
+  double sum = 0, squares = 0;
+  for (const Json& run : index["runs"]) {
+    EXPECT_EQ(run["status"], "done");
+    EXPECT_EQ(run["step"], 6);
+    // What the index says is what the run itself wrote.
+    const auto lines = metrics_of(place.path / "sweep" / run["dir"].get<std::string>());
+    EXPECT_EQ(lines.back()["valid_loss"], run["valid_loss"]);
+    if (run["point"]["norm.method"] != "bhyt") continue;
+    sum += run["valid_loss"].get<double>();
+    squares += run["valid_loss"].get<double>() * run["valid_loss"].get<double>();
+  }
+  const double mean = sum / 2, spread = std::sqrt(2 * (squares / 2 - mean * mean));
+  const Json summary = Json::parse(read_text(place.path / "sweep" / "summary.json"));
+  EXPECT_EQ(summary["groups"][1]["point"]["norm.method"], "bhyt");
+  EXPECT_NEAR(summary["groups"][1]["valid_loss"]["mean"].get<double>(), mean, 1e-9);
+  EXPECT_NEAR(summary["groups"][1]["valid_loss"]["std"].get<double>(), spread, 1e-6);
+  says(out.out, fmt::format("{:.4f} ± {:.4f}", mean, spread));
+  says(out.err, "[4/4] ");
+  says(read_text(place.path / "sweep" / "report.html"), "bhyt, seed 1");
+  // Weights stay, the training state does not.
+  const fs::path run = place.path / "sweep" / "method-bhyt_seed-0" / "checkpoint-6";
+  EXPECT_TRUE(fs::exists(run / "model.safetensors"));
+  EXPECT_FALSE(fs::exists(run / "optimizer.safetensors"));
+  EXPECT_EQ(names_in(run.parent_path(), "checkpoint-"), Words{"checkpoint-6"});
+  // A run is what bhyt pretrain makes of the same words.
+  ASSERT_EQ(
+      bhyt(place.run("alone", {"train.steps=6", "train.save_every=2", "train.eval_every=3", "train.log_every=1", "norm.method=bhyt"})).code,
+      0);
+  EXPECT_EQ(metrics_of(place.path / "alone"), metrics_of(run.parent_path()));
+}
+
+TEST(Sweep, KilledInTheMiddleItGoesOnAndLeavesFinishedRunsAlone) {
+  const Place place;
+  const Words words = sweep(place, {"seed=0..3", "train.steps=40", "--jobs", "1"});
+  {
+    Process process(words);
+    ASSERT_TRUE(process.read_until("[2/4]")) << process.messages();
+    process.send(SIGKILL);
+    process.wait();
+  }
+  const auto before = statuses(place);
+  EXPECT_EQ(before.at("seed-0"), "done");
+  EXPECT_EQ(before.at("seed-1"), "done");
+  std::map<std::string, std::string> kept;
+  for (const char* id : {"seed-0", "seed-1"}) kept[id] = read_text(place.path / "sweep" / id / "metrics.jsonl");
+  const Outcome again = bhyt(words);
+  ASSERT_EQ(again.code, 0) << again.err;
+  says(again.err, " of 4 runs have ended already");
+  for (const auto& [id, status] : statuses(place)) EXPECT_EQ(status, "done") << id;
+  for (const auto& [id, text] : kept) EXPECT_EQ(read_text(place.path / "sweep" / id / "metrics.jsonl"), text) << id;
+  // Those that were killed or resumed went through the same numbers as a run that was not.
+  ASSERT_EQ(bhyt(place.run("alone", {"train.steps=40", "train.save_every=2", "train.eval_every=3", "train.log_every=1", "seed=2"})).code,
+            0);
+  EXPECT_EQ(metrics_of(place.path / "alone"), metrics_of(place.path / "sweep" / "seed-2"));
+}
+
+TEST(Sweep, ASignalIsPassedOnAndTheIndexSaysSo) {
+  const Place place;
+  const Words words = sweep(place, {"seed=0..1", "train.steps=2000", "train.save_every=0", "train.eval_every=0", "--jobs", "1"});
+  {
+    Process process(words);
+    const fs::path metrics = place.path / "sweep" / "seed-0" / "metrics.jsonl";
+    while (!fs::exists(metrics) || fs::file_size(metrics) < 500) usleep(10000);
+    process.send(SIGTERM);
+    EXPECT_EQ(process.wait(), 143) << process.messages();
+    says(process.messages(), "interrupted");
+  }
+  EXPECT_EQ(statuses(place), (std::map<std::string, std::string>{{"seed-0", "interrupted"}, {"seed-1", "planned"}}));
+  EXPECT_EQ(names_in(place.path / "sweep" / "seed-0", "checkpoint-").size(), 1u);  // to go on from
+}
+
+TEST(Sweep, AFailedOrDivergedRunIsRecordedAndNotTriedAgain) {
+  const Place place;
+  const std::string gone = (place.path / "gone.txt").string();
+  const Words words = sweep(place, {"variant.good=train.lr=1e-3", "variant.gone=data.valid=" + gone,
+                                    "variant.wild=train.lr=1e30 train.clip=0 train.warmup_ratio=0 train.max_skipped=2"});
+  const Outcome out = bhyt(words);
+  EXPECT_EQ(out.code, 1);
+  const std::map<std::string, std::string> expected = {{"good", "done"}, {"gone", "failed"}, {"wild", "diverged"}};
+  EXPECT_EQ(statuses(place), expected);
+  const Json index = index_of(place);
+  says(index["runs"][1]["error"], "gone.txt");
+  says(index["runs"][2]["error"], "steps in a row were skipped");
+  says(out.out, "| wild | 0 | diverged |");
+  const std::string log = read_text(place.path / "sweep" / "wild" / "log.txt");
+  const Outcome again = bhyt(words);
+  says(again.err, "3 of 3 runs have ended already");
+  EXPECT_EQ(read_text(place.path / "sweep" / "wild" / "log.txt"), log);
+  // With what was missing there, and asked to.
+  write_text(gone, read_text(place.path / "text.txt"));
+  EXPECT_EQ(bhyt(words + Words{"--retry"}).code, 0);
+  EXPECT_EQ(statuses(place).at("gone"), "done");
+}
+
+TEST(Sweep, MistakesAreToldBeforeAnythingRuns) {
+  const Place place;
+  const auto refused = [&](const Words& more, const std::string& why) {
+    const Outcome out = bhyt(sweep(place, more));
+    EXPECT_EQ(out.code, 2);
+    says(out.err, why);
+    EXPECT_FALSE(fs::exists(place.path / "sweep"));
+  };
+  refused({"train.lrr=1,2"}, "did you mean train.lr?");
+  refused({"seed=0,0"}, "given twice");
+  refused({"seed=0..1", "--jobs", "0"}, "--jobs must be auto or a number");
+  refused({"seed=0..1", "--keep", "some"}, "--keep must be");
+  refused({"seed=0..1", "--retyr"}, "did you mean --retry?");
+}
+
+TEST(Sweep, ADryRunSaysWhatItWouldComeTo) {
+  const Place place;
+  const Words words = sweep(place, {"seed=0..1", "train.lr=1e-3,2e-3"});
+  const Outcome before = bhyt(words + Words{"--dry-run"});
+  ASSERT_EQ(before.code, 0) << before.err;
+  says(before.out, "runs    4");
+  says(before.out, "tokens  4.61K");  // 4 runs of 6 steps of 6 rows of 32
+  says(before.out, "not known before the first run");
+  says(before.out, "disk    ");
+  EXPECT_FALSE(fs::exists(place.path / "sweep"));
+  ASSERT_EQ(bhyt(words + Words{"train.lr=1e-3"}).code, 0);
+  const Outcome after = bhyt(words + Words{"--dry-run"});
+  says(after.out, "2 are done");
+  says(after.out, "at the speed of the runs that are done");
+}
+
+}  // namespace
+}  // namespace bhyt::test
