@@ -1,4 +1,4 @@
-// What the makers of figures share; for figure.cpp and layer_figures.cpp alone.
+// What the makers of figures share.
 #pragma once
 
 #include <functional>
@@ -20,7 +20,7 @@ std::string labelled(const char* label, const std::string& text);
 void widen(const Figure& f, double window, double& lo, double& hi);
 
 void add_layer_figures(const std::vector<Run>& runs, std::vector<Figure>& out);
-// The learned scalars of a run's norms, each site a panel, each layer a line.
+// The learned scalars of a run's norms and what these do, each site a panel, each layer a line.
 void add_scalar_figures(const Run& r, int run, double end, std::vector<Figure>& out);
 
 }  // namespace bhyt::report
