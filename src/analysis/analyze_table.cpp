@@ -34,7 +34,7 @@ std::string stream_line(std::int64_t layer, const StreamStats& s) {
 }
 
 std::vector<std::string> stream_table(const Analysis& a) {
-  std::vector<std::string> out{fmt::format("{:>5}{:>12}{:>10}{:>10}{:>10}  {:>10}    {:<6}{:>12}{:>10}{:>10}{:>12}{:>19}", "layer", "‖x‖₂",
+  std::vector<std::string> out{fmt::format("{:>5}{:>10}{:>10}{:>10}{:>10}  {:>10}    {:<6}{:>12}{:>10}{:>10}{:>12}{:>19}", "layer", "‖x‖₂",
                                            "|x|", "variance", "kurtosis", "largest", "", "outliers", "cosine", "gradient", "left out",
                                            "entropy")};
   out.push_back(stream_line(0, a.embedding) + fmt::format("{:>10}{}", "", short_number(a.gradients.embedding)));
@@ -85,7 +85,7 @@ std::vector<std::string> approximation_table(const Analysis& a) {
     const ApproximationStats::Point w = s.worst();
     if (out.empty())
       out.push_back(
-          fmt::format("{:>5}{:>12}{:>10}    {}", "layer", "s̃²/s²", "Pearson r", "worst token: row, position, s̃², s², their ratio"));
+          fmt::format("{:>5}{:>11}{:>10}    {}", "layer", "s̃²/s²", "Pearson r", "worst token: row, position, s̃², s², their ratio"));
     out.push_back(fmt::format("{:>5}{}{}    {:>6}{:>6}{}{}{}", l.layer, short_number(s.ratio()), short_number(s.correlation()),
                               w.token / a.seq, w.token % a.seq, short_number(w.approximated), short_number(w.actual),
                               short_number(w.ratio())));

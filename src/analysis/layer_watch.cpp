@@ -13,10 +13,11 @@ std::vector<float> values_of(Context& ctx, const Tensor& t) {
 }
 
 std::vector<Point> points(bool whole) {
-  std::vector<Point> out{Point::embedding, Point::block_input, Point::scale1,      Point::after_attention,
-                         Point::scale2,    Point::statistic2,  Point::block_output};
-  if (whole) out.insert(out.end(), {Point::z1, Point::z2, Point::q, Point::k});
-  return out;
+  const std::vector<Point> few{Point::embedding, Point::block_input, Point::scale1,      Point::after_attention,
+                               Point::scale2,    Point::statistic2,  Point::block_output};
+  const std::vector<Point> all{Point::embedding,       Point::block_input, Point::scale1,     Point::z1, Point::q,           Point::k,
+                               Point::after_attention, Point::scale2,      Point::statistic2, Point::z2, Point::block_output};
+  return whole ? all : few;
 }
 
 }  // namespace

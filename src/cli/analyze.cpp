@@ -91,7 +91,7 @@ std::vector<std::int64_t> parse_layers(const std::string& text) {
   return {out.begin(), out.end()};
 }
 
-struct Subject {
+struct Analyzed {
   fs::path folder;
   std::string name;                  // as it was given, or run/checkpoint-N
   std::optional<std::int64_t> step;  // of a run's checkpoint
@@ -104,9 +104,9 @@ std::optional<std::int64_t> step_of_folder(const fs::path& folder) {
   return std::nullopt;
 }
 
-std::vector<Subject> find_subjects(const AnalyzeFlags& f) {
+std::vector<Analyzed> find_models(const AnalyzeFlags& f) {
   const Verify verify = f.no_verify ? Verify::no : Verify::yes;
-  std::vector<Subject> out;
+  std::vector<Analyzed> out;
   for (const std::string& named : f.models) {
     const fs::path folder = named_checkpoint(named, verify);
     out.push_back({folder, named, step_of_folder(folder)});
@@ -133,28 +133,30 @@ std::int64_t row_length(const AnalyzeFlags& f, const ModelConfig& c) {
   return std::min({c.norm.seq_len > 0 ? c.norm.seq_len : kLongestRow, c.max_positions, kLongestRow});
 }
 
-AnalysisJson analyze_subject(Context& ctx, const Subject& subject, const AnalyzeFlags& f, DType type) {
-  const auto model = load_model(ctx, subject.folder, type);
+AnalysisJson analyze_one(Context& ctx, const Analyzed& which, const AnalyzeFlags& f, DType type) {
+  const auto model = load_model(ctx, which.folder, type);
   const ModelConfig& c = model->config();
-  const auto tokenizer = open_tokenizer(subject.folder.string(), f.tokenizer, c.vocab, f.no_verify ? Verify::no : Verify::yes);
+  const auto tokenizer = open_tokenizer(which.folder.string(), f.tokenizer, c.vocab, f.no_verify ? Verify::no : Verify::yes);
   const std::int64_t seq = row_length(f, c);
   check_usage(f.tokens >= seq, "--tokens {} is less than one row of {}; --seq-len makes rows shorter", f.tokens, seq);
   const std::vector<TokenId> tokens =
       analysis::read_tokens({.inputs = f.data, .key = f.key, .tokens = f.tokens / seq * seq + 1}, *tokenizer);
-  log::Progress progress("analyzed", 100, "%");
-  const analysis::Analysis a = analysis::analyze(
-      ctx, *model, tokens, {.layers = parse_layers(f.layers), .seq = seq, .progress = [&](double share) { progress.update(100 * share); }});
-  progress.finish(subject.name);
+  const auto read = static_cast<double>(std::ssize(tokens));
+  log::Progress progress("analyzed", read, "tokens");
+  const analysis::Analysis a =
+      analysis::analyze(ctx, *model, tokens,
+                        {.layers = parse_layers(f.layers), .seq = seq, .progress = [&](double share) { progress.update(read * share); }});
+  progress.finish(which.name);
   if (!f.json) {
     fmt::print(
         "{}  {}, {} layers of {}, {} parameters\nloss {:.4f} over {} tokens in rows of {}; left out and gradient: of the first {}\n\n",
-        subject.name, c.norm.method, c.layers, c.d, grouped(model->parameters().count()), a.loss, grouped(a.tokens), a.seq,
+        which.name, c.norm.method, c.layers, c.d, grouped(model->parameters().count()), a.loss, grouped(a.tokens), a.seq,
         grouped(a.batch_tokens));
     for (const std::string& line : analysis::tables(a)) fmt::print("{}\n", line);
     fmt::print("\n");
   }
-  AnalysisJson out{{"model", subject.name},
-                   {"step", subject.step ? AnalysisJson(*subject.step) : AnalysisJson()},
+  AnalysisJson out{{"model", which.name},
+                   {"step", which.step ? AnalysisJson(*which.step) : AnalysisJson()},
                    {"method", c.norm.method},
                    {"model_layers", c.layers},
                    {"d", c.d},
@@ -170,13 +172,13 @@ void write_file_whole(const std::string& path, const std::string& text) {
 }
 
 // Beside the checkpoints that they are of: the newest analysis of a run is the one that its report shows.
-void save_with_runs(const std::vector<Subject>& subjects, const AnalysisJson& models) {
+void save_with_runs(const std::vector<Analyzed>& models, const AnalysisJson& found) {
   std::map<fs::path, AnalysisJson> runs;
-  for (std::size_t i = 0; i < subjects.size(); ++i)
-    if (subjects[i].step) {
-      AnalysisJson& own = runs[subjects[i].folder.parent_path()];
+  for (std::size_t i = 0; i < models.size(); ++i)
+    if (models[i].step) {
+      AnalysisJson& own = runs[models[i].folder.parent_path()];
       if (own.is_null()) own = {{"models", AnalysisJson::array()}};
-      own["models"].push_back(models[i]);
+      own["models"].push_back(found[i]);
     }
   for (const auto& [run, own] : runs) write_file_whole((run / report::kAnalysisFile).string(), own.dump(1) + "\n");
 }
@@ -196,15 +198,15 @@ int cmd_analyze(const Args& args) {
   parse(app, args);
   const Placement where = take_words(f);
   check_flags(f);
-  const std::vector<Subject> subjects = find_subjects(f);
+  const std::vector<Analyzed> models = find_models(f);
   if (f.save)
-    for (const Subject& s : subjects)
+    for (const Analyzed& s : models)
       check_usage(s.step.has_value(), "--save: {} is no checkpoint of a run, whose report could show the analysis", s.name);
   Context ctx(where.device, where.threads);
   AnalysisJson all{{"models", AnalysisJson::array()}};
-  for (const Subject& s : subjects) all["models"].push_back(analyze_subject(ctx, s, f, where.dtype));
+  for (const Analyzed& s : models) all["models"].push_back(analyze_one(ctx, s, f, where.dtype));
   if (f.json) fmt::print("{}\n", all.dump(2, ' ', false, AnalysisJson::error_handler_t::replace));
-  if (f.save) save_with_runs(subjects, all["models"]);
+  if (f.save) save_with_runs(models, all["models"]);
   for (const report::NamedSvg& figure : f.svg.empty() ? std::vector<report::NamedSvg>() : report::analysis_svgs(all))
     write_file_whole((fs::path(f.svg) / (figure.name + ".svg")).string(), figure.svg);
   if (!f.html.empty()) report::write_html(report::render_analysis(all), f.html);
