@@ -57,7 +57,9 @@ ByLayer at(std::initializer_list<const char*> path) {
 struct Curve {
   const char *id, *title, *unit, *section, *caption;
   ByLayer value;
-  bool embedding = false;  // its output is layer 0
+  bool embedding = false;           // its output is layer 0
+  bool bounded = false;             // never on a log axis
+  const char* chebyshev = nullptr;  // the site whose bound stands beside it
 };
 
 std::vector<Curve> curves() {
@@ -66,19 +68,21 @@ std::vector<Curve> curves() {
       {"variance", "Variance", "over features, token mean", "stream", "", at({"variance"}), true},
       {"kurtosis", "Kurtosis", "over features, token mean", "stream", "3 is a Gaussian's.", at({"kurtosis"}), true},
       {"gradient", "Gradient norm", "of all parameters of a block", "stream", "", at({"gradient_norm"})},
-      {"cosine", "Similarity", "cosine of a block's input and output", "worth", "1: the block turns the stream nowhere.", at({"cosine"})},
+      {"cosine", "Similarity", "cosine of a block's input and output", "worth", "1: the block turns the stream nowhere.", at({"cosine"}),
+       false, true},
       {"left-out", "Loss without a block", "nats more than with it", "worth", "The stream goes past the block unchanged.",
        [](const Json& model, const Json& layer) { return number_at(layer, {"left_out_loss"}) - number_at(model, {"batch_loss"}); }},
       {"entropy", "Attention entropy", "relative to log(position + 1)", "worth", "1: heads look everywhere alike.",
-       at({"entropy_relative"})},
+       at({"entropy_relative"}), false, true},
       {"saturated-attention", "Saturation before attention", "share of |f| > 0.95", "norms", "", at({"attention", "saturated"})},
       {"saturated-mlp", "Saturation before the MLP", "share of |f| > 0.95", "norms", "", at({"mlp", "saturated"})},
-      {"beyond-attention", "Beyond λ before attention", "share of |a·x| > λ", "norms", "", at({"attention", "beyond_lambda"})},
-      {"beyond-mlp", "Beyond λ before the MLP", "share of |a·x| > λ", "norms", "", at({"mlp", "beyond_lambda"})},
+      {"beyond-attention", "Beyond λ before attention", "share of |a·x| > λ", "norms", "", at({"attention", "beyond_lambda"}), false, true,
+       "attention"},
+      {"beyond-mlp", "Beyond λ before the MLP", "share of |a·x| > λ", "norms", "", at({"mlp", "beyond_lambda"}), false, true, "mlp"},
       {"gain-attention", "Gain before attention", "rms(z)/rms(x)", "norms", "", at({"attention", "gain"})},
       {"gain-mlp", "Gain before the MLP", "rms(z)/rms(x)", "norms", "", at({"mlp", "gain"})},
       {"ratio", "Approximated / actual", "token mean of s̃²/s²", "approximation", "", at({"approximation", "ratio"})},
-      {"correlation", "Pearson r", "of s̃² and s² over tokens", "approximation", "", at({"approximation", "r"})},
+      {"correlation", "Pearson r", "of s̃² and s² over tokens", "approximation", "", at({"approximation", "r"}), false, true},
   };
 }
 
@@ -87,11 +91,20 @@ void fit_panel(Figure& f, bool may_log) {
   double lo = kGap, hi = kGap;
   widen(f, 0, lo, hi);
   f.log = may_log && lo > 0 && hi > 20 * lo;
-  f.y = fit_axis(lo, hi, f.log, may_log && !f.log && lo >= 0);
+  f.y = fit_axis(lo, hi, f.log, !f.log && lo >= 0);
   double end = 1;
   for (const Line& l : f.lines)
     for (const double x : l.data.x) end = std::fmax(end, x);
-  f.x = {.lo = 0, .hi = end, .whole = true};
+  f.x = {.lo = f.x_name == "layer" && end > 1 ? 1.0 : 0.0, .hi = end, .whole = true};
+}
+
+// Chebyshev's 1 − p, where it is the same in every layer of every model.
+void add_bound(const Json& models, const char* site, Figure& f) {
+  std::set<double> bounds;
+  for (const Json& m : models)
+    for (const Json& layer : list_at(m, "layers"))
+      if (const double p = number_at(layer, {site, "chebyshev"}); std::isfinite(p)) bounds.insert(p);
+  if (bounds.size() == 1) f.levels.push_back({*bounds.begin(), fmt::format("Chebyshev’s 1 − p = {}", number(*bounds.begin()))});
 }
 
 void add_curves(const Json& models, std::vector<Figure>& out) {
@@ -118,7 +131,8 @@ void add_curves(const Json& models, std::vector<Figure>& out) {
     }
     if (!any) continue;
     f.x_name = q.embedding ? "" : "layer";
-    fit_panel(f, std::string_view(q.id) != "cosine" && std::string_view(q.id) != "correlation");
+    if (q.chebyshev) add_bound(models, q.chebyshev, f);
+    fit_panel(f, !q.bounded);
     out.push_back(std::move(f));
   }
 }

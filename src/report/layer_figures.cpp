@@ -101,6 +101,7 @@ void add_scalar_figures(const Run& r, int run, double end, std::vector<Figure>& 
              .height = 250,
              .section = site.section,
              .group = site.id,
+             .from_zero = std::string_view(site.id).starts_with("saturated"),
              .only_run = run};
     double lo = kGap, hi = kGap;
     for (std::size_t layer = 0; layer < layers; ++layer) {
