@@ -34,6 +34,7 @@ constexpr Command kCommands[] = {
     {"chat", "talk to a model in the terminal", cmd_chat},
     {"eval", "benchmark tasks, document by document as lm-evaluation-harness gives them", cmd_eval},
     {"perplexity", "how well a checkpoint predicts texts, token by token", cmd_perplexity},
+    {"analyze", "looks inside models while they read a text, layer by layer", cmd_analyze},
     {"forward", "logits, loss and gradients of a checkpoint, for comparing implementations", cmd_forward},
     {"bench", "speed, each with the fraction of the machine's limit", cmd_bench},
     {"tokenizer", "train a tokenizer; encode, decode, say what one holds", cmd_tokenizer},

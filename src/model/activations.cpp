@@ -168,7 +168,9 @@ void Activations::forward(const Batch& b, const ForwardOptions& how, const Obser
   embedding(ctx_, b.tokens, model_.weights().embedding, kept[0].x, model_.embedding_scale());
   see.show(ctx_, Point::embedding, 0, kept[0].x);
   Stream stream{kept[0].x, {}};
-  for (std::size_t l = 0; l < kept.size(); ++l) model_.blocks()[l].forward(ctx_, stream, kept[l], scratch, at, how, see);
+  check(how.left_out == 0 || !plan_.backward, "[model] expected a pass without a backward to leave out a block, got one with it");
+  for (std::size_t l = 0; l < kept.size(); ++l)
+    if (static_cast<std::int64_t>(l) + 1 != how.left_out) model_.blocks()[l].forward(ctx_, stream, kept[l], scratch, at, how, see);
   norm(ctx_, model_.last(), {.x = stream.x, .add = stream.pending, .sum = last, .z = z, .stats = last_stats});
   see.show(ctx_, Point::block_output, layers, last);
   see.show(ctx_, Point::last, layers + 1, z);
@@ -189,7 +191,7 @@ void Activations::show_logits(const Observers& see) const {
 }
 
 void Activations::score(const Batch& b, const Score& out, const Observers& see) {
-  forward(b, {}, see);
+  forward(b, {.left_out = out.left_out}, see);
   const bool few = b.scored && scored && !out.losses && !out.greedy;
   const Tensor rows = few ? scored.row_slice(0, b.scored.size()) : z;
   if (few) gather_rows(ctx_, z, b.scored, rows);

@@ -25,6 +25,7 @@ struct ActivationPlan {
 // What scoring gives: loss fp32 [1] += Σ weight·nll; losses fp32 [N] and greedy int32 [N] per token where given.
 struct Score {
   Tensor loss, losses, greedy;
+  std::int64_t left_out = 0;  // ForwardOptions
 };
 
 // The tensors themselves, and where each of them lies.

@@ -41,9 +41,10 @@ struct BlockScratch {
 
 // How one forward goes.
 struct ForwardOptions {
-  float aux = 0;         // weight of the auxiliary loss per token, 0 = off
-  Dropout dropout = {};  // of adapters: p and seed; each product has a stream of its own
-  bool by_row = false;   // every row is computed as if it were alone, to the last bit (LinearOptions)
+  float aux = 0;              // weight of the auxiliary loss per token, 0 = off
+  Dropout dropout = {};       // of adapters: p and seed; each product has a stream of its own
+  bool by_row = false;        // every row is computed as if it were alone, to the last bit (LinearOptions)
+  std::int64_t left_out = 0;  // the block that the stream goes past unchanged, from 1; 0: none. Not where a backward follows
 };
 
 // How one backward goes.

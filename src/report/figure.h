@@ -16,7 +16,8 @@ struct Line {
   Thinned data;
   bool smoothed = false;  // drawn faint, its moving average on top
   bool dots = false;
-  double tint = -1;  // 0…1: coloured by layer instead
+  bool scatter = false;  // points alone
+  double tint = -1;      // 0…1: coloured by layer instead
 };
 
 // A horizontal line.
@@ -38,7 +39,7 @@ struct Figure {
   std::string group;    // figures of a group share their y range
   bool steps = true;    // x is the step, else the layer
   bool epochs = false;  // x is the epoch; steps is false then
-  std::string across;   // what x is where it is none of these
+  std::string x_name;   // what x is where it is none of these
   bool can_log = false, log = false, from_zero = false;
   bool close = false;  // a closer look at a part of the run: averages without the faint records, its own range, no zoom
   double cap = std::numeric_limits<double>::quiet_NaN();  // a linear axis takes no heed of what lies above

@@ -1,4 +1,4 @@
-// What the makers of figures share; for those who make them alone.
+// What the makers of figures share.
 #pragma once
 
 #include <functional>
@@ -20,7 +20,7 @@ void widen(const Figure& f, double window, double& lo, double& hi);
 // Training and validation by epoch, of runs that know how many steps make one.
 void add_epoch_figure(const std::vector<Run>& runs, std::vector<Figure>& out);
 void add_layer_figures(const std::vector<Run>& runs, std::vector<Figure>& out);
-// The learned scalars of a run's norms, each site a panel, each layer a line.
+// The learned scalars of a run's norms and what these do, each site a panel, each layer a line.
 void add_scalar_figures(const Run& r, int run, double end, std::vector<Figure>& out);
 
 }  // namespace bhyt::report

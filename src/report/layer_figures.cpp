@@ -80,12 +80,17 @@ void add_layer_figures(const std::vector<Run>& runs, std::vector<Figure>& out) {
 
 void add_scalar_figures(const Run& r, int run, double end, std::vector<Figure>& out) {
   struct Site {
-    const char *id, *title;
+    const char *id, *title, *section;
     std::vector<double> LayerRecord::*values;
   };
-  for (const Site& site :
-       {Site{"lambda-attn", "λ, attention", &LayerRecord::lambda_attn}, Site{"lambda-mlp", "λ, MLP", &LayerRecord::lambda_mlp},
-        Site{"alpha-attn", "α, attention", &LayerRecord::alpha_attn}, Site{"alpha-mlp", "α, MLP", &LayerRecord::alpha_mlp}}) {
+  for (const Site& site : {Site{"lambda-attn", "λ, attention", "scalars", &LayerRecord::lambda_attn},
+                           Site{"lambda-mlp", "λ, MLP", "scalars", &LayerRecord::lambda_mlp},
+                           Site{"alpha-attn", "α, attention", "scalars", &LayerRecord::alpha_attn},
+                           Site{"alpha-mlp", "α, MLP", "scalars", &LayerRecord::alpha_mlp},
+                           Site{"saturated-attn", "Saturation, attention", "norms", &LayerRecord::saturated_attn},
+                           Site{"saturated-mlp", "Saturation, MLP", "norms", &LayerRecord::saturated_mlp},
+                           Site{"ratio", "s̃²/s²", "norms", &LayerRecord::approximation_ratio},
+                           Site{"correlation", "r of s̃² and s²", "norms", &LayerRecord::approximation_r}}) {
     std::size_t layers = 0;
     for (const LayerRecord& l : r.layers) layers = std::max(layers, (l.*site.values).size());
     if (layers == 0) continue;
@@ -94,8 +99,9 @@ void add_scalar_figures(const Run& r, int run, double end, std::vector<Figure>& 
              .unit = r.name,
              .width = kHalf,
              .height = 250,
-             .section = "scalars",
+             .section = site.section,
              .group = site.id,
+             .from_zero = std::string_view(site.id).starts_with("saturated"),
              .only_run = run};
     double lo = kGap, hi = kGap;
     for (std::size_t layer = 0; layer < layers; ++layer) {

@@ -142,7 +142,11 @@ class Reader {
                .lambda_attn = numbers(o, "lambda_attn"),
                .lambda_mlp = numbers(o, "lambda_mlp"),
                .alpha_attn = numbers(o, "alpha_attn"),
-               .alpha_mlp = numbers(o, "alpha_mlp")};
+               .alpha_mlp = numbers(o, "alpha_mlp"),
+               .saturated_attn = numbers(o, "saturated_attn"),
+               .saturated_mlp = numbers(o, "saturated_mlp"),
+               .approximation_ratio = numbers(o, "approximation_ratio"),
+               .approximation_r = numbers(o, "approximation_r")};
     if (seen_++ % every_ == 0) keep(newest_);
   }
 

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "core/log.h"
+#include "report/analysis.h"
 #include "report/figure.h"
 #include "report/figure_parts.h"
 #include "report/html.h"
@@ -209,6 +210,26 @@ std::string scalars_section(const std::vector<Run>& runs, const std::vector<Figu
   return section(title, lead, "halves", figures_of(figures, "scalars", window));
 }
 
+// λ and α are not alone: what the norms do with the stream.
+std::string norms_section(const std::vector<Figure>& figures, double window) {
+  return section("Norms over training",
+                 "Each line is one layer, as in the section before. Saturation is the share of |f| > 0.95; s̃² is the second site’s "
+                 "statistic as the block’s input gives it, s² what the norm sees; of a sample of the tokens.",
+                 "halves", figures_of(figures, "norms", window));
+}
+
+// What bhyt analyze left in the runs: all models of a single run, else the newest of each, in the run's colour.
+std::string analyses(const std::vector<Run>& runs) {
+  nlohmann::ordered_json models = nlohmann::ordered_json::array();
+  for (const Run& r : runs) {
+    if (runs.size() == 1 && r.analysis.is_array()) models = r.analysis;
+    if (runs.size() == 1) break;
+    models.push_back(r.analysis.is_array() && !r.analysis.empty() ? r.analysis.back() : nlohmann::ordered_json());
+    if (models.back().is_object()) models.back()["model"] = r.name;
+  }
+  return analysis_sections({{"models", models}});
+}
+
 std::string title_of(const std::vector<Run>& runs) {
   if (runs.size() > 4) return fmt::format("{} runs", runs.size());
   std::string names;
@@ -245,6 +266,8 @@ std::string render_page(const std::vector<Run>& runs) {
                  "The residual stream at the output of each block, at a run’s first and last record. Both panels of a row share one axis.",
                  "halves", figures_of(figures, "layers", window));
   out += scalars_section(runs, figures, window);
+  out += norms_section(figures, window);
+  out += analyses(runs);
   out +=
       section("What differs", "Keys of resolved.yaml on which the runs do not agree, but for <code>run.dir</code>.", "wide", differences);
   out += section("Where it ran", "", "wide", key_table(runs, &Run::about, false));

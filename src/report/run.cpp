@@ -15,6 +15,7 @@
 #include "core/log.h"
 #include "data/synth.h"
 #include "io/checkpoint_folders.h"
+#include "report/analysis.h"
 
 namespace bhyt::report {
 
@@ -220,6 +221,16 @@ void read_chosen(const fs::path& dir, Run& run) {
   if (std::isfinite(loss)) run.chosen = {static_cast<double>(*step), loss};
 }
 
+void read_analysis(const fs::path& dir, Run& run) {
+  std::error_code ec;
+  const fs::path file = dir / kAnalysisFile;
+  if (!fs::is_regular_file(file, ec)) return;
+  const Json j = Json::parse(bhyt::read_text(file), nullptr, false);
+  const bool good = j.is_object() && j.contains("models") && j["models"].is_array();
+  if (good) run.analysis = j["models"];
+  if (!good) run.notes.push_back(fmt::format("{} cannot be read; bhyt analyze --save writes it anew", kAnalysisFile));
+}
+
 Run read_run(const fs::path& dir) {
   std::error_code ec;
   check_usage(fs::exists(dir, ec), "{}: no such directory", dir.string());
@@ -241,6 +252,7 @@ Run read_run(const fs::path& dir) {
   read_about(dir, run);
   read_saved(dir, run);
   read_chosen(dir, run);
+  read_analysis(dir, run);
   return run;
 }
 

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <limits>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -18,6 +19,7 @@ namespace bhyt::report {
 struct LayerRecord {
   double step = 0;
   std::vector<double> norm, abs, variance, lambda_attn, lambda_mlp, alpha_attn, alpha_mlp;
+  std::vector<double> saturated_attn, saturated_mlp, approximation_ratio, approximation_r;  // per block, of a sample of the tokens
 };
 
 // How far a run is, and its training loss and tokens there; NaN where unknown.
@@ -49,8 +51,9 @@ struct Run {
   std::optional<Standing> saved;     // of the newest checkpoint; its loss is the mean since the last line of metrics
   std::optional<Examples> examples;  // fine-tuning's
   std::optional<Chosen> chosen;
-  std::optional<double> floor;     // entropy rate of the training data, nats per token
-  std::vector<std::string> notes;  // what could not be read
+  std::optional<double> floor;      // entropy rate of the training data, nats per token
+  nlohmann::ordered_json analysis;  // what bhyt analyze --save left: its models; null without
+  std::vector<std::string> notes;   // what could not be read
 
   const std::string* value(const std::string& key) const;  // of the config
   const std::string* fact(const std::string& key) const;   // of run.json
@@ -71,9 +74,10 @@ std::vector<Run> read_runs(const std::vector<std::string>& paths);
 
 // The parts, for read_run and the tests.
 void read_metrics(std::istream& in, Run& run);
-void read_config(const std::string& yaml, Run& run);           // config, config_text
-void find_floor(const std::filesystem::path& dir, Run& run);   // of data made by bhyt data synth
-void read_about(const std::filesystem::path& dir, Run& run);   // run.json; newest checkpoint
+void read_config(const std::string& yaml, Run& run);          // config, config_text
+void find_floor(const std::filesystem::path& dir, Run& run);  // of data made by bhyt data synth
+void read_about(const std::filesystem::path& dir, Run& run);  // run.json; newest checkpoint
+void read_analysis(const std::filesystem::path& dir, Run& run);
 void read_saved(const std::filesystem::path& dir, Run& run);   // what the newest checkpoint says of itself
 void read_chosen(const std::filesystem::path& dir, Run& run);  // which checkpoint `best` stands for; its loss is metrics'
 

@@ -69,7 +69,7 @@ class Drawing {
                           label);
     out_ += fmt::format(R"(<path class="base" d="M{} {}H{}"/><text x="{}" y="{}" class="name">{}</text></g>)", kLeft, bottom, right, right,
                         f_.height - 3,
-                        !f_.across.empty() ? escape(f_.across)
+                        !f_.x_name.empty() ? escape(f_.x_name)
                         : f_.steps         ? "step"
                         : f_.epochs        ? "epoch"
                                            : "layer (0 is the embedding)");
@@ -111,12 +111,21 @@ class Drawing {
 
   void curve(const Line& l, const std::vector<double>& values, const char* kind, bool extremes) {
     if (l.data.x.empty()) return;
+    if (l.scatter) return points(l, values);
     out_ += fmt::format(R"(<g class="r{} {}" style="{}"><path d="{}"/>)", l.run, kind, look(l), path(l.data, values, extremes));
     if (l.dots && l.data.x.size() <= kMostDots)
       for (std::size_t i = 0; i < values.size(); ++i)
         if (std::isfinite(y(values[i]))) out_ += fmt::format(R"(<circle cx="{}" cy="{}" r="2.6"/>)", px(x(l.data.x[i])), px(y(values[i])));
     if (!l.dots && values.size() == 1 && std::isfinite(y(values[0])))
       out_ += fmt::format(R"(<circle cx="{}" cy="{}" r="3"/>)", px(x(l.data.x[0])), px(y(values[0])));
+    out_ += "</g>";
+  }
+
+  void points(const Line& l, const std::vector<double>& values) {
+    out_ += fmt::format(R"(<g class="r{} scatter" style="{}">)", l.run, look(l));
+    for (std::size_t i = 0; i < values.size(); ++i)
+      if (std::isfinite(x(l.data.x[i])) && std::isfinite(y(values[i])))
+        out_ += fmt::format(R"(<circle cx="{}" cy="{}" r="1.8"/>)", px(x(l.data.x[i])), px(y(values[i])));
     out_ += "</g>";
   }
 

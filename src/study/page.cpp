@@ -118,7 +118,7 @@ std::string across_figure(const Pivot& pivot) {
                    .unit = "validation, nats per token, mean over seeds",
                    .width = 1120,
                    .height = 420,
-                   .across = pivot.across};
+                   .x_name = pivot.across};
   double lowest = INFINITY, highest = -INFINITY;
   for (std::size_t row = 0; row < pivot.rows.size(); ++row) {
     report::Line line{.run = static_cast<int>(row), .name = pivot.rows[row], .dots = true};

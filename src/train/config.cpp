@@ -181,7 +181,7 @@ bool may_change(const std::string& key) {
       "train.eval_batches", "train.save_every", "train.keep",     "train.save",        "train.log_every",
       "train.max_skipped",  "train.select",     "train.patience", "train.recompute",   "run.dir",
       "run.device",         "run.threads",      "run.resume",     "lora.init",         "lora.merge"};
-  return kFree.contains(key) || key.starts_with("eval.");
+  return kFree.contains(key) || key.starts_with("eval.") || key.starts_with("analysis.");
 }
 
 void flatten(const Json& tree, const std::string& path, std::vector<std::pair<std::string, Json>>& out) {
@@ -390,6 +390,12 @@ static void fields(EvalSection& c, V& v) {
 }
 
 template <class V>
+static void fields(AnalysisSection& c, V& v) {
+  number_or_auto(v, "every", c.every, "steps between lines about the layers (one more at the first and the last); auto = sixteen in a run",
+                 {.at_least = 1});
+}
+
+template <class V>
 static void fields(RunSection& c, V& v) {
   v.text("dir", c.dir, "the run directory");
   v.text("device", c.device, "auto, cpu, cuda or cuda:N");
@@ -428,6 +434,7 @@ static void fields(RunConfig& c, V& v) {
   if (c.work == Work::fine_tuning) v.section("lora", c.lora, "");
   v.section("run", c.run, "");
   v.section("eval", c.eval, "");
+  v.section("analysis", c.analysis, "");
 }
 
 Json config_tree(const std::string& file, const std::vector<std::string>& overrides) {

@@ -80,6 +80,11 @@ struct EvalSection {
   std::int64_t every = 0, shots = 0, seed = 1234, limit = 0;
 };
 
+// Looking inside while training: what metrics.jsonl says of the layers.
+struct AnalysisSection {
+  std::int64_t every = 0;  // steps between looks, beside the first and the last; 0 = auto, sixteen times over the run
+};
+
 // Adapters that are trained in the place of the weights (model/lora.h).
 struct LoraSection {
   LoraConfig config;  // its alpha is settled: 2·rank where the key says auto
@@ -111,6 +116,7 @@ struct RunConfig {
   TrainSection train;
   LoraSection lora;
   EvalSection eval;
+  AnalysisSection analysis;
   RunSection run;
   Device device;  // what run.device came to, once the run is open
 };

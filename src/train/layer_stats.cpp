@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 
 #include "ops/norm/norm.h"
@@ -23,10 +24,29 @@ Json scalars(const Parameters& parameters, std::int64_t layers, const char* site
   return any ? out : Json::array();
 }
 
+// What is read from a sample is counted on the host: as many tokens cost little beside a step.
+constexpr std::int64_t kSampled = 512;
+
+// One number per block under `name`, where any block has one.
+template <class F>
+void put_by_layer(Json& out, const char* name, const analysis::LayerWatch& watch, F&& of) {
+  Json all = Json::array();
+  bool any = false;
+  for (const auto& [number, layer] : watch.layers()) {
+    const std::optional<double> value = of(layer);
+    all.push_back(value ? Json(short_decimal(static_cast<float>(*value))) : Json());
+    any |= value.has_value();
+  }
+  if (any) out[name] = std::move(all);
+}
+
 }  // namespace
 
-LayerStats::LayerStats(Context& ctx, const Model& model, Observers& observers)
-    : model_(model), moments_(ctx, DType::f32, {4}), layers_(static_cast<std::size_t>(model.config().layers) + 1) {
+LayerStats::LayerStats(Context& ctx, const Model& model, Observers& observers, std::int64_t tokens)
+    : model_(model),
+      moments_(ctx, DType::f32, {4}),
+      layers_(static_cast<std::size_t>(model.config().layers) + 1),
+      watch_(model, observers, {.sample = {.every = std::max<std::int64_t>(tokens / kSampled, 1)}, .whole = false}) {
   subscription_ = observers.subscribe({Point::embedding, Point::block_output},
                                       [this](Context& at, const Seen& seen) { see(at, seen.layer, seen.value); });
 }
@@ -51,6 +71,15 @@ Json LayerStats::result() const {
     out["abs"].push_back(mean(s.abs, s.tokens));
     out["variance"].push_back(mean(s.variance, s.tokens));
   }
+  using Layer = analysis::LayerWatch::Layer;
+  out["kurtosis"] = Json::array({short_decimal(static_cast<float>(watch_.embedding().kurtosis()))});
+  for (const auto& [number, layer] : watch_.layers()) out["kurtosis"].push_back(short_decimal(static_cast<float>(layer.output.kurtosis())));
+  put_by_layer(out, "saturated_attn", watch_, [](const Layer& l) { return l.attention.saturated(); });
+  put_by_layer(out, "saturated_mlp", watch_, [](const Layer& l) { return l.mlp.saturated(); });
+  put_by_layer(out, "approximation_ratio", watch_,
+               [](const Layer& l) { return l.approximation ? std::optional(l.approximation->ratio()) : std::nullopt; });
+  put_by_layer(out, "approximation_r", watch_,
+               [](const Layer& l) { return l.approximation ? l.approximation->correlation() : std::nullopt; });
   const Parameters& p = model_.parameters();
   for (const auto& [name, parameter] : {std::pair{"lambda", "lam"}, std::pair{"alpha", "alpha"}}) {
     const std::string prefix = name;

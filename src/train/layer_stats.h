@@ -1,6 +1,8 @@
-// What metrics.jsonl says about the layers every so often: the size of the residual stream, and the learned scalars of the norms.
+// What metrics.jsonl says about the layers every so often (analysis.every): the size of the residual stream, what the norms do with it, and
+// their learned scalars.
 #pragma once
 
+#include "analysis/layer_watch.h"
 #include "core/schema.h"
 #include "model/model.h"
 #include "model/observer.h"
@@ -12,12 +14,15 @@ using schema::Json;
 // Watches a pass while it lives.
 class LayerStats {
  public:
-  LayerStats(Context& ctx, const Model& model, Observers& observers);
+  // tokens: of all passes that will be seen.
+  LayerStats(Context& ctx, const Model& model, Observers& observers, std::int64_t tokens);
   LayerStats(const LayerStats&) = delete;
   LayerStats& operator=(const LayerStats&) = delete;
 
   // norm (mean ‖x‖₂ over the tokens seen), abs (mean |x|), variance (over features): index 0 is the embedding's output, then one per block.
   // lambda_attn, lambda_mlp, lambda_last (alpha_… for the methods with α) where the method has them, one per block.
+  // Of a sample of the tokens: kurtosis, as norm has it; saturated_attn, saturated_mlp (share of |f| > 0.95), approximation_ratio and
+  // approximation_r (of s̃² and s²), one per block, null where a block has none, left out where none has (docs/analysis.md).
   Json result() const;
 
  private:
@@ -28,6 +33,7 @@ class LayerStats {
   const Model& model_;
   OwnedTensor moments_;
   std::vector<Sums> layers_;
+  analysis::LayerWatch watch_;
   Observers::Subscription subscription_;
 };
 

@@ -23,7 +23,7 @@ namespace bhyt::train {
 
 namespace {
 
-constexpr std::int64_t kLayerLines = 16;  // in metrics.jsonl over a run, beside the first and the last step
+constexpr std::int64_t kLayerLines = 16;  // in metrics.jsonl over a run with analysis.every=auto, beside the first and the last step
 
 bool every(std::int64_t step, std::int64_t interval) { return interval > 0 && step % interval == 0; }
 
@@ -132,6 +132,11 @@ struct Trainer::Impl {
     reading([&] { s().uploader->put(s().train->next()); });
   }
 
+  std::int64_t look_every() const {
+    const std::int64_t every = session->config.analysis.every;
+    return every > 0 ? every : (train().steps + kLayerLines - 1) / kLayerLines;
+  }
+
   // Gives the device a step; false where a signal stopped it half-way: then it is as if it had not begun, but for gradients, which the next
   // one writes anew. A GPU is not waited for at its end: the step before is read (AdamW must know whether it counted) when this one's
   // passes are already under way, and whether this one counts is decided on the device.
@@ -143,12 +148,12 @@ struct Trainer::Impl {
     // From the third on everything a step needs is there; but conversations come in other lengths, for which only a GPU was made ready.
     const Settled settled(*s().ctx, total.steps >= 2 && (s().ctx->device().is_cuda() || !s().data.chat));
     const StepResult& result = results[static_cast<std::size_t>(step % 2)];
-    const bool look = step == 1 || step == train().steps || every(step, (train().steps + kLayerLines - 1) / kLayerLines);
+    const bool look = step == 1 || step == train().steps || every(step, look_every());
     Json layers;
     s().uploader->advance();
     {
       std::optional<LayerStats> stats;
-      if (look) stats.emplace(*s().ctx, *s().model, s().pass->observers);
+      if (look) stats.emplace(*s().ctx, *s().model, s().pass->observers, s().uploader->tokens());
       if (!accumulate(step, result, stop)) return false;
       if (look) layers = stats->result();  // before the update: of the weights that made this step's loss
     }

@@ -36,7 +36,8 @@ class ReferenceModelOf {
   using Weights = NamedValuesOf<T>;
   // What a forward came by, token after token, by layer from 0.
   struct Trace {
-    std::map<std::int64_t, Rows> z1, after_attention, block_output;
+    Rows embedding;
+    std::map<std::int64_t, Rows> z1, q, k, after_attention, given, z2, block_output;  // given: the second site's s̃², alone in its row
   };
 
   ReferenceModelOf(const ModelConfig& c, std::vector<double> c_attn) : c_(c), c_attn_(std::move(c_attn)) {}
@@ -45,6 +46,7 @@ class ReferenceModelOf {
   void freeze(const NamedValues& w) { frozen_ = w; }
   void freeze_exact(bool on) { use_exact_ = on; }
   void record(Trace* trace) { trace_ = trace; }
+  void leave_out(std::int64_t l) { left_out_ = l; }  // from 0; the stream goes past that block
 
   // Mean next-token loss, plus the auxiliary loss. tokens: T+1 per row.
   T loss(const Weights& w, const std::vector<std::vector<int>>& rows) {
@@ -54,7 +56,9 @@ class ReferenceModelOf {
     for (const auto& row : rows) {
       const std::size_t t = row.size() - 1;
       auto x = embed(w, row, t);
-      for (std::int64_t l = 0; l < c_.layers; ++l) aux += block(w, x, l, seen);
+      if (trace_) trace_->embedding.insert(trace_->embedding.end(), x.begin(), x.end());
+      for (std::int64_t l = 0; l < c_.layers; ++l)
+        if (l != left_out_) aux += block(w, x, l, seen);
       for (std::size_t i = 0; i < t; ++i) {
         const auto logits = head(w, apply(last_site(), w, "model.norm", x[i], 0));
         T top = logits[0], sum = 0;
@@ -180,7 +184,7 @@ class ReferenceModelOf {
     }
   }
 
-  Rows attend(const Weights& w, const std::string& n, const Rows& z) const {
+  Rows attend(const Weights& w, std::int64_t l, const std::string& n, const Rows& z) const {
     const auto d = static_cast<std::size_t>(c_.head_dim);
     const auto heads = static_cast<std::size_t>(c_.heads), group = heads / static_cast<std::size_t>(c_.kv_heads);
     Rows q, k, v, out;
@@ -191,6 +195,8 @@ class ReferenceModelOf {
       for (std::size_t h = 0; h < heads; ++h) turn(q[t], h * d, t);
       for (std::size_t h = 0; h < heads / group; ++h) turn(k[t], h * d, t);
     }
+    note(&Trace::q, l, q);
+    note(&Trace::k, l, k);
     for (std::size_t t = 0; t < z.size(); ++t) {
       Row o(heads * d);
       for (std::size_t h = 0; h < heads; ++h) {
@@ -219,15 +225,17 @@ class ReferenceModelOf {
     Rows z;
     for (const Row& r : x) z.push_back(apply(site1, w, n + "input_layernorm", r, 0));
     note(&Trace::z1, l, z);
-    const Rows h = attend(w, n, z);
+    const Rows h = attend(w, l, n, z);
     T aux = 0;
     for (std::size_t t = 0; t < x.size(); ++t) {
       const T given = second_statistic(w, n, site1, site2.stat, l, mean_square(x[t]), seen);
       const Row branch = output_norms ? apply(plain_site(), w, n + "attn_out_norm", h[t], 0) : h[t];
       for (std::size_t j = 0; j < x[t].size(); ++j) x[t][j] = rounded(x[t][j] + branch[j]);
       note(&Trace::after_attention, l, {x[t]});
+      note(&Trace::given, l, {{given}});
       if (site2.stat == SiteStat::approximate && c_.norm.aux_loss > 0) aux += gap(given, mean_square(x[t]), seen);
       const Row z2 = apply(site2, w, n + "post_attention_layernorm", x[t], given);
+      note(&Trace::z2, l, {z2});
       const Row gate = product(w.at(n + "mlp.gate_proj.weight"), z2), up = product(w.at(n + "mlp.up_proj.weight"), z2);
       Row s(gate.size());
       for (std::size_t j = 0; j < s.size(); ++j) s[j] = rounded(gate[j] / (1 + exp(-gate[j])) * up[j]);
@@ -280,6 +288,7 @@ class ReferenceModelOf {
   NamedValues frozen_;
   bool use_exact_ = false;
   Trace* trace_ = nullptr;
+  std::int64_t left_out_ = -1;
   std::vector<double> ms_, exact_;
 };
 

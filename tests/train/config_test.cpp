@@ -242,7 +242,7 @@ TEST(Config, MathematicsIsWhatAResumedRunMayNotChange) {
   };
   EXPECT_TRUE(changed({"train.steps=7", "data.train=x", "data.valid=y", "device=cpu", "threads=1", "train.log_every=3",
                        "train.save_every=9", "train.keep=1", "train.save=weights", "train.eval_every=1", "train.eval_batches=1",
-                       "run.dir=z", "resume=auto", "train.micro_batch=1", "train.recompute=norm"})
+                       "run.dir=z", "resume=auto", "train.micro_batch=1", "train.recompute=norm", "analysis.every=9"})
                   .empty());
   EXPECT_EQ(changed({"train.lr=1e-3"}), std::vector<std::string>{"train.lr was 0.0005, now is 0.001"});
   for (const char* word :

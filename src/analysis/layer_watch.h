@@ -1,0 +1,56 @@
+// The layers of a model, seen by an observer of any pass over whole sequences: what is in the stream, and what the norms do with it.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "analysis/statistics.h"
+#include "model/model.h"
+#include "model/observer.h"
+
+namespace bhyt::analysis {
+
+struct WatchOptions {
+  std::vector<std::int64_t> layers;  // from 1; empty: all
+  std::int64_t seq = 1;              // positions of a row
+  Sample sample;                     // of the tokens
+  // Without: the stream, saturation and the approximation alone, which cost little beside a training step.
+  bool whole = true;  // gains, similarity and attention, too
+};
+
+// Watches a pass while it lives.
+class LayerWatch {
+ public:
+  LayerWatch(const Model& model, Observers& observers, const WatchOptions& options);
+  LayerWatch(const LayerWatch&) = delete;
+  LayerWatch& operator=(const LayerWatch&) = delete;
+
+  struct Layer {
+    StreamStats output;
+    CosineStats cosine;  // of the block's input and output
+    SiteStats attention, mlp;
+    std::optional<ApproximationStats> approximation;  // where site 2 is given its statistic
+    EntropyStats entropy;
+  };
+  const StreamStats& embedding() const { return embedding_; }
+  const std::map<std::int64_t, Layer>& layers() const { return layers_; }
+
+ private:
+  void see(Context& ctx, const Seen& seen);
+  void see_site(Context& ctx, const Seen& seen, Layer& layer);
+
+  const Model& model_;
+  WatchOptions options_;
+  StreamStats embedding_;
+  std::map<std::int64_t, Layer> layers_;
+  // Of the block that is running: its input, what the site at hand sees, its scales, and q.
+  HostRows input_, x_, q_;
+  std::vector<float> scales_;
+  Observers::Subscription subscription_;
+};
+
+// A site as it stands in a model: layer from 1.
+SiteFacts facts_of(const Model& model, std::int64_t layer, bool second);
+
+}  // namespace bhyt::analysis

@@ -1,0 +1,89 @@
+// What metrics.jsonl says of the layers: from every token where that is cheap, else from a sample, and the same as an analysis says.
+#include "train/layer_stats.h"
+
+#include <gtest/gtest.h>
+
+#include "model/score_pass.h"
+#include "tests/model/small_model.h"
+#include "tests/train/helpers.h"
+
+namespace bhyt::train {
+namespace {
+
+ModelConfig bent_config(const std::string& method) {
+  ModelConfig c = testing::small_config(method, 2);
+  c.norm.kappa = 1.5;
+  c.norm.lambda = {3, 2.5};
+  return c;
+}
+
+void expect_near(const Json& got, std::initializer_list<double> expected) {
+  ASSERT_EQ(got.size(), expected.size()) << got.dump();
+  std::size_t i = 0;
+  for (const double e : expected) EXPECT_NEAR(got[i++].get<double>(), e, 1e-5 * std::fabs(e)) << got.dump();
+}
+
+TEST(LayerStats, SayWhatAnAnalysisSays) {
+  for (Context& ctx : test::contexts()) {
+    const auto m = testing::make_model(ctx, bent_config("bhyt"));
+    const testing::Tokens tokens(ctx, testing::draw_rows(23, 3));
+    ScorePass pass(ctx, *m, 3, testing::kSeq);
+    const analysis::LayerWatch watch(*m, pass.observers, {.seq = testing::kSeq});
+    const LayerStats stats(ctx, *m, pass.observers, 3 * testing::kSeq);
+    pass.forward(tokens.batch);
+    const Json j = stats.result();
+    const auto &first = watch.layers().at(1), &second = watch.layers().at(2);
+    expect_near(j["norm"], {watch.embedding().norm(), first.output.norm(), second.output.norm()});
+    expect_near(j["variance"], {watch.embedding().variance(), first.output.variance(), second.output.variance()});
+    expect_near(j["kurtosis"], {watch.embedding().kurtosis(), first.output.kurtosis(), second.output.kurtosis()});
+    expect_near(j["saturated_attn"], {*first.attention.saturated(), *second.attention.saturated()});
+    expect_near(j["saturated_mlp"], {*first.mlp.saturated(), *second.mlp.saturated()});
+    EXPECT_GT(j["saturated_mlp"][0], 0);
+    expect_near(j["approximation_ratio"], {first.approximation->ratio(), second.approximation->ratio()});
+    expect_near(j["approximation_r"], {*first.approximation->correlation(), *second.approximation->correlation()});
+  }
+}
+
+TEST(LayerStats, LeaveOutWhatAMethodDoesNotHave) {
+  Context& ctx = test::context_on(Device::cpu());
+  const testing::Tokens tokens(ctx, testing::draw_rows(23, 3));
+  const auto keys = [&](ModelConfig c) {
+    const auto m = testing::make_model(ctx, c);
+    ScorePass pass(ctx, *m, 3, testing::kSeq);
+    const LayerStats stats(ctx, *m, pass.observers, 3 * testing::kSeq);
+    pass.forward(tokens.batch);
+    return stats.result();
+  };
+  const Json plain = keys(bent_config("lns"));
+  EXPECT_FALSE(plain.contains("saturated_attn") || plain.contains("approximation_r")) << plain.dump();
+  const Json bent = keys(bent_config("dyt"));
+  EXPECT_TRUE(bent.contains("saturated_attn") && !bent.contains("approximation_r")) << bent.dump();
+  ModelConfig mixed = bent_config("bhyt");
+  mixed.norm.exact_list = {1};
+  const Json some = keys(mixed);
+  EXPECT_TRUE(some["approximation_ratio"][0].is_null() && some["approximation_ratio"][1].is_number()) << some.dump();
+}
+
+// Norms are means over all tokens, whatever the sample is; kurtosis is the sample's.
+TEST(LayerStats, TakeASampleOfManyTokens) {
+  Context& ctx = test::context_on(Device::cpu());
+  const auto m = testing::make_model(ctx, bent_config("bhyt"));
+  const testing::Tokens tokens(ctx, testing::draw_rows(23, 3));
+  ScorePass pass(ctx, *m, 3, testing::kSeq);
+  const LayerStats all(ctx, *m, pass.observers, 3 * testing::kSeq), some(ctx, *m, pass.observers, 512 * 7);
+  pass.forward(tokens.batch);
+  EXPECT_EQ(all.result()["norm"], some.result()["norm"]);
+  EXPECT_NE(all.result()["kurtosis"], some.result()["kurtosis"]);
+}
+
+TEST(LayerStats, AreWrittenEverySoManySteps) {
+  const Folder tmp;
+  train(small_run(tmp, "a") + Words{"train.steps=20", "analysis.every=7"});
+  std::vector<std::int64_t> steps;
+  for (const auto& line : metrics_of(tmp.path / "a"))
+    if (line.contains("layers")) steps.push_back(line["step"]);
+  EXPECT_EQ(steps, (std::vector<std::int64_t>{1, 7, 14, 20}));
+}
+
+}  // namespace
+}  // namespace bhyt::train
