@@ -31,6 +31,7 @@ struct Figure {
   std::string section;  // figures of a section stand together
   std::string group;    // figures of a group share their y range
   bool steps = true;    // x is the step, else the layer
+  std::string x_name;   // under the axis; "": as `steps` says
   bool can_log = false, log = false, from_zero = false;
   bool close = false;  // a closer look at a part of the run: averages without the faint records, its own range, no zoom
   double cap = std::numeric_limits<double>::quiet_NaN();  // a linear axis takes no heed of what lies above
