@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "analysis/depth.h"
 
@@ -12,14 +13,15 @@ const char* name_of(Verdict v) {
     case Verdict::holds: return "holds";
     case Verdict::under_assumptions: return "holds under its assumptions";
     case Verdict::fails: return "fails";
-    case Verdict::not_tested: break;
+    case Verdict::not_met: break;
   }
-  return "not tested";
+  return "its assumptions are not met";
 }
 
 void Finding::add(double case_margin, const std::string& name, double tolerance) {
   if (checks == 0 || !(case_margin >= margin)) margin = case_margin, worst = name;
   ++checks;
+  mean_margin += (case_margin - mean_margin) / static_cast<double>(checks);
   failed += !(case_margin >= -tolerance);  // NaN fails
 }
 
@@ -33,7 +35,7 @@ void Finding::settle() {
   if (failed > 0)
     verdict = Verdict::fails;
   else if (checks == 0)
-    verdict = Verdict::not_tested;
+    verdict = Verdict::not_met;
   else
     verdict = beyond_failed > 0 || missed ? Verdict::under_assumptions : Verdict::holds;
 }
@@ -86,20 +88,23 @@ double jacobian_norm(const JacobianInput& in) {
   const auto n = static_cast<double>(in.x.size());
   const double square = moments(in.x).square, s2 = square + in.eps, s = std::sqrt(s2);
   const double c = (2 - square / s2) / (n * s2);
-  std::vector<std::pair<double, double>> entries;  // m², v²
+  struct Entry {
+    double m2, v2;
+  };
+  std::vector<Entry> entries;
   for (std::size_t i = 0; i < in.x.size(); ++i) {
     double m = in.gamma[i];
     if (in.bounded) m *= in.gain / std::pow(std::cosh(in.gain * in.x[i] / s), 2);
-    entries.emplace_back(m * m, m * m * in.x[i] * in.x[i]);
+    entries.push_back({m * m, m * m * in.x[i] * in.x[i]});
   }
-  std::sort(entries.rbegin(), entries.rend());
-  if (entries.size() == 1) return std::sqrt(std::max(0.0, entries[0].first - c * entries[0].second)) / s;
-  double low = entries[1].first, high = entries[0].first;
+  std::ranges::sort(entries, std::ranges::greater(), &Entry::m2);
+  if (entries.size() == 1) return std::sqrt(std::max(0.0, entries[0].m2 - c * entries[0].v2)) / s;
+  double low = entries[1].m2, high = entries[0].m2;
   for (int i = 0; i < 200 && low < high; ++i) {
     const double middle = low + (high - low) / 2;
     if (middle == low || middle == high) break;
     double sum = 0;
-    for (const auto& e : entries) sum += e.second / (e.first - middle);
+    for (const Entry& e : entries) sum += e.v2 / (e.m2 - middle);
     (c * sum < 1 ? low : high) = middle;
   }
   return std::sqrt(high) / s;

@@ -14,7 +14,7 @@ enum class Verdict : std::uint8_t {
   holds,              // in every case that was looked at
   under_assumptions,  // wherever its assumptions are met; not everywhere else
   fails,              // in a case that meets its assumptions
-  not_tested,         // no case met its assumptions
+  not_met,            // no case met its assumptions
 };
 const char* name_of(Verdict v);  // "holds under its assumptions"
 
@@ -29,10 +29,10 @@ struct Assumption {
 };
 
 struct Finding {
-  Verdict verdict = Verdict::not_tested;
+  Verdict verdict = Verdict::not_met;
   std::int64_t checks = 0, failed = 0;         // that meet the assumptions
   std::int64_t beyond = 0, beyond_failed = 0;  // that do not
-  double margin = 0;                           // the least, of those that meet them: negative fails
+  double margin = 0, mean_margin = 0;          // of those that meet them, the least and the mean: negative fails
   std::string worst;                           // the case that has it
   std::vector<Assumption> assumptions;         // as a model meets them, or what becomes of the statement without them
 

@@ -139,11 +139,14 @@ void check_attention(Context& ctx, const Model& model, const TokenRows& rows, co
                h = mean_square(v.at(Point::attention_output));
   const double looked_at = attention_concentration(ctx, c, rows, v.at(Point::q), v.at(Point::k));
   const double ratio = h / (claim * out * m.before);
+  double harmonic = 0;  // what causality alone makes of it
+  for (std::int64_t t = 1; t <= rows.seq; ++t) harmonic += 1 / static_cast<double>(t);
   take(f,
        {{"tanh is nearly linear", "E f(a·x)² over E (a·x)² is", m.after / m.before},
         {"γ = 1", "mean z² over what it is without γ is", z / (out * m.after)},
         {"z has no direction", "‖z·W_V·W_O‖² over that of a z without one is", own * d / (z * product)},
-        {"attention is uniform over T", fmt::format("T = {} over the tokens looked at is", rows.seq), seq * looked_at},
+        {"attention is uniform over T",
+         fmt::format("T = {} over the tokens looked at ({:.3g} where all that came before is) is", rows.seq, harmonic), seq * looked_at},
         {"tokens are independent", "the mean of what is looked at, over that of independent tokens, is", h / (own * looked_at)}},
        ratio, v.layer, "the variance of attention's output");
 }

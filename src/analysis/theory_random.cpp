@@ -1,4 +1,4 @@
-// The statements on random inputs. tests/analysis/theory_numbers.py computes the same cases by itself.
+// The statements on random inputs. scripts/make_theory_golden.py computes the same cases by itself, with numpy.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -59,6 +59,7 @@ Finding chebyshev() {
       for (const double p : {0.5, 0.9, 0.99}) {
         const std::vector<double> x = draw(kind, stream++, n, p);
         const Moments m = moments(x);
+        if (m.variance == 0) continue;  // too few values for one to lie out
         const double kappa = 1 / std::sqrt(1 - p);
         for (const double lambda : {1.0, 2.0}) {
           const std::string where = fmt::format("{}, {} values, p {}", name, n, p);
@@ -218,7 +219,7 @@ std::vector<Statement> check_theory(Context& ctx) {
   all.push_back({"recursion",
                  "Recursion",
                  "s'² = s² + C·s_f² + 2ρ·s·√C·s_f, and s_L² = s_1²·Π δ(ρ₁, π_A)·δ(ρ₂, π_M)",
-                 "1e-9 − relative difference",
+                 "tolerance − relative difference",
                  random_recursion(),
                  {}});
   all.push_back({"comparison",

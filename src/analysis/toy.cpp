@@ -241,6 +241,7 @@ std::vector<ToyProfile> run_toy(Context& ctx, const std::vector<ToyVariant>& var
 ToyFindings toy_findings(const std::vector<ToyProfile>& profiles) {
   ToyFindings f;
   std::vector<std::pair<double, double>> noise, size, saturated;
+  std::vector<std::pair<double, std::string>> methods;
   for (const ToyProfile& p : profiles) {
     const ToyVariant& v = p.variant;
     const auto layers = static_cast<double>(p.output.size());
@@ -249,11 +250,11 @@ ToyFindings toy_findings(const std::vector<ToyProfile>& profiles) {
       size.emplace_back(*v.setting, p.output.back());
       saturated.emplace_back(*v.setting, p.saturated.back());
     }
-    if (v.norm && !v.setting && (f.flattest.empty() || p.growth() < f.flattest_growth)) {
-      f.flattest = v.name;
-      f.flattest_growth = p.growth();
-    }
+    if (v.norm && !v.setting) methods.emplace_back(p.growth(), v.name);
   }
+  std::sort(methods.begin(), methods.end());
+  for (const auto& m : methods)
+    if (m.first <= 1.02 * methods[0].first) f.flattest.push_back(m.second), f.flattest_growth = methods[0].first;
   f.rapid_noise = crossing(noise, 1);
   if (f.rapid_noise) f.rapid_alpha = crossing(size, *f.rapid_noise);
   f.saturated_alpha = crossing(saturated, 0.5);

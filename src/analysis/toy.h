@@ -44,7 +44,7 @@ struct ToyFindings {
   std::optional<double> rapid_noise;
   // The α at which DyT's output has come to that size at the end of the stack, and the one at which half of it is saturated there.
   std::optional<double> rapid_alpha, saturated_alpha;
-  std::string flattest;  // of the methods as they are by default
+  std::vector<std::string> flattest;  // of the methods as they are by default: the one that grows least, and those within 2 % of it
   double flattest_growth = 0;
 };
 ToyFindings toy_findings(const std::vector<ToyProfile>& profiles);
