@@ -197,6 +197,7 @@ def mlp_outcome(stream, kind, size, skew=0.0):
     gate = normals(stream + 2, d, inner, size=0.125)
     z = normals(stream + 3, n, d, size=size * math.sqrt(1 - skew))
     direction = np.linalg.svd(w1 @ w2)[0][:, 0]
+    direction *= np.sign(direction.sum())
     z = z + size * math.sqrt(skew * d) * np.outer(normals(stream + 4, n), direction)
     u = z @ w1
     silu = lambda t: t / (1 + np.exp(-t))

@@ -98,7 +98,7 @@ double jacobian_norm(const JacobianInput& in) {
     entries.push_back({m * m, m * m * in.x[i] * in.x[i]});
   }
   std::ranges::sort(entries, std::ranges::greater(), &Entry::m2);
-  if (entries.size() == 1) return std::sqrt(std::max(0.0, entries[0].m2 - c * entries[0].v2)) / s;
+  if (entries.size() == 1) return std::sqrt(entries[0].m2) * in.eps / s2 / s;
   double low = entries[1].m2, high = entries[0].m2;
   for (int i = 0; i < 200 && low < high; ++i) {
     const double middle = low + (high - low) / 2;

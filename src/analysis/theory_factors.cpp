@@ -26,13 +26,14 @@ struct Factor {
   double value = 1;
 };
 
-// One layer: in the claim's favour where every factor is near 1. Each assumption keeps the layer that is furthest off.
+// One layer. It meets the assumptions where its factors together are near 1, each by itself counted. Each assumption keeps the layer that
+// is furthest off.
 void take(Finding& f, const std::vector<Factor>& factors, double ratio, std::int64_t layer, const char* what) {
-  bool met = true;
+  double total = 0;
   const bool first = f.assumptions.empty();
   for (std::size_t i = 0; i < factors.size(); ++i) {
     const double off = std::fabs(std::log(factors[i].value));
-    met = met && off <= kQuarter;
+    total += off;
     if (first) f.assumptions.push_back({.name = factors[i].name, .expected = 1, .measured = 1});
     Assumption& a = f.assumptions[i];
     if (first || !(off <= std::fabs(std::log(a.measured)))) {
@@ -47,7 +48,7 @@ void take(Finding& f, const std::vector<Factor>& factors, double ratio, std::int
     all.measured = ratio, all.layer = layer, all.met = off <= kQuarter;
     all.says = fmt::format("{} is {:.3g} times the claim (layer {})", what, ratio, layer);
   }
-  if (met)
+  if (total <= kQuarter)
     f.add(kQuarter - off, fmt::format("layer {}", layer));
   else
     f.add_beyond(off <= kQuarter);

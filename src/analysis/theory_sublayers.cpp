@@ -172,7 +172,7 @@ double total_variance(const Values& v, std::int64_t rows, std::int64_t cols) {
 Values longest_direction(const Values& w, std::int64_t rows, std::int64_t cols) {
   const Values t = transposed(w, rows, cols);
   Values v(static_cast<std::size_t>(rows), 1.0);
-  for (int i = 0; i < 100; ++i) {
+  for (int i = 0; i < 1000; ++i) {
     v = multiply(multiply(v, w, 1, rows, cols), t, 1, cols, rows);
     const double length = std::sqrt(sum_of_squares(v));
     for (double& x : v) x /= length;
@@ -187,7 +187,7 @@ struct MlpOutcome {
 MlpOutcome mlp_outcome(const Activation& a, double size, double skew, std::uint64_t stream) {
   const Values w1 = Draws(stream).normals(kWidth * kInner, 0.125), w2 = Draws(stream + 1).normals(kInner * kWidth, 1 / std::sqrt(128.0));
   const Values gate = Draws(stream + 2).normals(kWidth * kInner, 0.125), both = multiply(w1, w2, kWidth, kInner, kWidth);
-  const Values direction = longest_direction(both, kWidth, kWidth);
+  const Values direction = skew > 0 ? longest_direction(both, kWidth, kWidth) : Values(kWidth, 0.0);
   Values z = Draws(stream + 3).normals(kSamples * kWidth, size * std::sqrt(1 - skew));
   for (std::int64_t r = 0; r < kSamples; ++r) {
     const double along = size * std::sqrt(skew * kWidth) * Draws(stream + 4).normal(static_cast<std::uint64_t>(r));

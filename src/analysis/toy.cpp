@@ -227,6 +227,15 @@ std::vector<ToyVariant> toy_variants(std::int64_t layers, std::int64_t d) {
                    .family = "bhyt",
                    .setting = lambda,
                    .norm = NormConfig{.method = "bhyt", .lambda = {lambda, lambda}}});
+  // How much of it is the size of the output, λ/κ, and not the bound.
+  all.push_back({.name = "bhyt unit gain",
+                 .family = "bhyt unit gain",
+                 .setting = 2.0,
+                 .norm = NormConfig{.method = "bhyt", .gain = Gain::fixed_unit}});
+  all.push_back({.name = "bhyt unit, 1/√ℓ",
+                 .family = "bhyt unit gain",
+                 .setting = 2.0,
+                 .norm = NormConfig{.method = "bhyt", .gain = Gain::fixed_unit, .depth_factor = Depth::inv_sqrt}});
   return all;
 }
 
