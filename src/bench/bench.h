@@ -26,7 +26,8 @@ struct Settings {
   // generation: answers of these lengths; batches that nobody times, and timed ones of each repetition.
   std::vector<std::int64_t> new_tokens = {128, 512, 1024};
   int warmup = 8, timed = 32;
-  std::int64_t requests = 256;  // requests: how many
+  std::int64_t requests = 256;                                               // requests: how many
+  std::vector<std::int64_t> sequences = {512, 768, 1024, 2048, 4096, 8192};  // norm-calls: of these lengths
 };
 
 struct Spread {
@@ -44,12 +45,14 @@ struct Result {
   std::string limit_name;                                  // what the limit is: "copy", "its matrix products", …
   std::vector<std::pair<std::string, double>> parts = {};  // further figures: a breakdown in ms, bytes, …
   Spread rates = {};                                       // over the repetitions, where more than the median is wanted
+  std::string method = {};                                 // norm-calls: the method
   double rate() const { return tok_s + gb_s + tflops; }
   double fraction() const { return limit > 0 ? rate() / limit : 0; }
 };
 
 std::vector<Result> bench_train(const Settings& s);       // a step with the optimizer, against its matrix products alone
 std::vector<Result> bench_norm(const Settings& s);        // against a copy
+std::vector<Result> bench_norm_calls(const Settings& s);  // every norm call of one forward, method by method, against a copy
 std::vector<Result> bench_gemm(const Settings& s);        // the model's own products, against a large square one
 std::vector<Result> bench_attention(const Settings& s);   // against a large square product
 std::vector<Result> bench_prompt(const Settings& s);      // reading a prompt of seq tokens, against its matrix products alone

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "analysis/tokens.h"
+#include "cli/analyze.h"
 #include "cli/cli.h"
 #include "cli/commands.h"
 #include "cli/text_options.h"
@@ -192,7 +193,12 @@ void check_flags(const AnalyzeFlags& f) {
 }  // namespace
 
 int cmd_analyze(const Args& args) {
+  const Args rest(args.begin() + (args.empty() ? 0 : 1), args.end());
+  if (!args.empty() && args[0] == "theory") return analyze_theory(rest);
+  if (!args.empty() && args[0] == "toy") return analyze_toy(rest);
+  if (!args.empty() && args[0] == "depth") return analyze_depth(rest);
   CLI::App app("What goes on inside models while they read a text, layer by layer", "bhyt analyze");
+  app.footer("bhyt analyze theory | toy | depth: the paper's statements in numbers, the toy stack, variance over depth (each has --help)");
   AnalyzeFlags f;
   add_options(app, f);
   parse(app, args);

@@ -32,9 +32,11 @@ struct Test {
   double (*bytes)(const train::RunConfig&);  // that it takes at least
   const char* preset;                        // where no model.* is given
   int seq = 256;                             // where no data.seq_len is given
+  int batch = 8;                             // where no train.batch is given
 };
 constexpr Test kTests[] = {{"train", bench::bench_train, bench::bytes_for_train, "small"},
                            {"norm", bench::bench_norm, bench::bytes_for_norm, "llama-1b"},
+                           {"norm-calls", bench::bench_norm_calls, bench::bytes_for_norm_calls, "llama-1b", 1024, 1},
                            {"gemm", bench::bench_gemm, bench::bytes_for_gemm, "small"},
                            {"attention", bench::bench_attention, bench::bytes_for_attention, "small"},
                            {"prompt", bench::bench_prompt, bench::bytes_for_prompt, "small"},
@@ -70,7 +72,7 @@ std::vector<std::vector<std::string>> by_batch(const std::vector<std::string>& w
 
 // What one test measures: a config, with the bench's own defaults below them.
 train::RunConfig config_of(const Test& test, const std::vector<std::string>& words, DType dtype) {
-  std::vector<std::string> all{"train.batch=8", fmt::format("data.seq_len={}", test.seq)};
+  std::vector<std::string> all{fmt::format("train.batch={}", test.batch), fmt::format("data.seq_len={}", test.seq)};
   if (!gives(words, "model.")) all.push_back(std::string("model.preset=") + test.preset);
   all.insert(all.end(), words.begin(), words.end());
   train::RunConfig c = train::read_run_config(train::config_tree("", all));
@@ -120,6 +122,7 @@ Json to_json(const Result& r, const Settings& s) {
   j["fraction"] = r.fraction();
   j["limit"] = r.limit;
   j["limit_name"] = r.limit_name;
+  if (!r.method.empty()) j["method"] = r.method;
   if (r.rates.mean > 0) j["tok_s_mean"] = r.rates.mean, j["tok_s_std"] = r.rates.deviation;
   j["device"] = name_of(s.ctx.device());
   j["dtype"] = name_of(s.dtype);
@@ -164,19 +167,42 @@ void print_table(const std::vector<LlamaRow>& rows) {
                r.backend, r.threads, r.batch, r.type, r.norm, r.test, r.rate);
 }
 
+// The paper's table: milliseconds, a row for each method, a column for each length.
+void print_norm_calls(const std::vector<Result>& results) {
+  std::vector<std::string> methods;
+  std::vector<double> lengths;
+  const auto part = [](const Result& r, std::string_view name) {
+    return std::find_if(r.parts.begin(), r.parts.end(), [&](const auto& p) { return p.first == name; })->second;
+  };
+  for (const Result& r : results) {
+    if (std::ranges::find(methods, r.method) == methods.end()) methods.push_back(r.method);
+    if (std::ranges::find(lengths, part(r, "sequence")) == lengths.end()) lengths.push_back(part(r, "sequence"));
+  }
+  fmt::print("\n{:<16} {:>6} {:>11}", "ms of a forward", "calls", "statistics");
+  for (const double length : lengths) fmt::print(" {:>10}", length);
+  for (const std::string& m : methods) {
+    const auto first = std::ranges::find(results, m, &Result::method);
+    fmt::print("\n{:<16} {:>6} {:>11}", m, part(*first, "calls"), part(*first, "statistics"));
+    for (const Result& r : results)
+      if (r.method == m) fmt::print(" {:>10.3f}", r.ms);
+  }
+  fmt::print("\n\n");
+}
+
 struct BenchFlags {
   std::vector<std::string> words, tests, overrides;
   bool json = false, markdown = false;
   int reps = 5, warmup = 8, timed = 32;
   std::int64_t requests = 256;
-  std::vector<std::int64_t> new_tokens = {128, 512, 1024};
+  std::vector<std::int64_t> new_tokens = {128, 512, 1024}, sequences = {512, 768, 1024, 2048, 4096, 8192};
   RepackOption repack;
 };
 
 void add_options(CLI::App& app, BenchFlags& f) {
-  app.add_option("TEST | key=value", f.words,
-                 "tests: train norm gemm attention prompt decode generation requests (default: the first four);\nkeys: model.*, norm.*, "
-                 "train.batch (several: 1,8,64), data.seq_len, device, dtype (default: fp32 and bf16), threads");
+  app.add_option(
+      "TEST | key=value", f.words,
+      "tests: train norm gemm attention prompt decode generation requests norm-calls (default: the first four);\nkeys: model.*, norm.*, "
+      "train.batch (several: 1,8,64), data.seq_len, device, dtype (default: fp32 and bf16), threads");
   app.add_flag("--json", f.json, "a JSON list, one object per measurement");
   app.add_flag("--markdown", f.markdown, "prompt and decode: a table like llama-bench's behind the figures");
   app.add_option("--reps", f.reps, "repetitions; figures are medians, generation's means")->capture_default_str()->check(between(1, 1000));
@@ -191,6 +217,7 @@ void add_options(CLI::App& app, BenchFlags& f) {
   app.add_option("--requests", f.requests, "requests: how many; prompts of seq_len/32 to seq_len tokens, answers of up to half of that")
       ->capture_default_str()
       ->check(between(1, 100000));
+  app.add_option("--sequences", f.sequences, "norm-calls: lengths of sequences")->delimiter(',')->capture_default_str()->check(between(1));
   f.repack.add_to(app);
 }
 
@@ -202,7 +229,8 @@ bool uses(const BenchFlags& f, std::initializer_list<std::string_view> tests) {
 void settle(BenchFlags& f, const CLI::App& app) {
   for (const std::string& w : f.words) {
     const bool key = w.find('=') != std::string::npos;
-    check_usage(key || find_test(w), "unknown test {}; expected train, norm, gemm, attention, prompt, decode, generation or requests", w);
+    check_usage(key || find_test(w),
+                "unknown test {}; expected train, norm, gemm, attention, prompt, decode, generation, requests or norm-calls", w);
     (key ? f.overrides : f.tests).push_back(w);
   }
   if (f.tests.empty()) f.tests = {"train", "norm", "gemm", "attention"};
@@ -212,6 +240,7 @@ void settle(BenchFlags& f, const CLI::App& app) {
                 "{} is for the tests prompt, decode, generation and requests", flag);
   for (const char* flag : {"--new-tokens", "--warmup", "--timed"})
     check_usage(!app.count(flag) || uses(f, {"generation"}), "{} is for the test generation", flag);
+  check_usage(!app.count("--sequences") || uses(f, {"norm-calls"}), "--sequences is for the test norm-calls");
   check_usage(!app.count("--requests") || uses(f, {"requests"}), "--requests is for the test requests");
   check_usage(!f.markdown || (!f.json && uses(f, {"prompt", "decode"})), "--markdown is for the tests prompt and decode, without --json");
 }
@@ -245,12 +274,15 @@ int cmd_bench(const Args& args) {
                      .new_tokens = f.new_tokens,
                      .warmup = f.warmup,
                      .timed = f.timed,
-                     .requests = f.requests};
-    for (const Result& r : test.run(s)) {
+                     .requests = f.requests,
+                     .sequences = f.sequences};
+    const std::vector<Result> results = test.run(s);
+    for (const Result& r : results) {
       if (!f.json) print_row(r, s.dtype);
       list.push_back(to_json(r, s));
       if (test.name == std::string_view("prompt") || test.name == std::string_view("decode")) table.push_back(llama_row(test, r, s));
     }
+    if (!f.json && test.name == std::string_view("norm-calls")) print_norm_calls(results);
     std::fflush(stdout);
   });
   if (f.json) fmt::print("{}\n", list.dump(2));

@@ -37,6 +37,7 @@ constexpr Command kCommands[] = {
     {"analyze", "looks inside models while they read a text, layer by layer", cmd_analyze},
     {"forward", "logits, loss and gradients of a checkpoint, for comparing implementations", cmd_forward},
     {"bench", "speed, each with the fraction of the machine's limit", cmd_bench},
+    {"analyze", "what happens inside a model; the theory, a toy stack and depth in numbers", cmd_analyze},
     {"tokenizer", "train a tokenizer; encode, decode, say what one holds", cmd_tokenizer},
     {"data", "make a synthetic language, pack documents into token files, say what a file holds", cmd_data},
     {"convert", "between checkpoint and token formats: types, shards, llama2.c, llm.c", cmd_convert},

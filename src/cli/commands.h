@@ -17,6 +17,7 @@ int cmd_perplexity(const Args& args);
 int cmd_analyze(const Args& args);
 int cmd_forward(const Args& args);
 int cmd_bench(const Args& args);
+int cmd_analyze(const Args& args);
 int cmd_tokenizer(const Args& args);
 int cmd_data(const Args& args);
 int cmd_convert(const Args& args);

@@ -60,6 +60,10 @@ class Drawing {
 
   void axes() {
     const double bottom = f_.height - kBottom, right = f_.width - kRight;
+    const std::string name = !f_.x_name.empty() ? escape(f_.x_name)
+                             : f_.steps         ? "step"
+                             : f_.epochs        ? "epoch"
+                                                : "layer (0 is the embedding)";
     out_ += R"(<g class="axes">)";
     for (const auto& [t, label] : f_.y.ticks(f_.height > 300 ? 7 : 5))
       out_ += fmt::format(R"(<path d="M{} {}H{}"/><text x="{}" y="{}" class="y">{}</text>)", kLeft, px(y(t)), right, kLeft - 8,
@@ -68,11 +72,7 @@ class Drawing {
       out_ += fmt::format(R"(<path class="tick" d="M{0} {1}v4"/><text x="{0}" y="{2}" class="x">{3}</text>)", px(x(t)), bottom, bottom + 17,
                           label);
     out_ += fmt::format(R"(<path class="base" d="M{} {}H{}"/><text x="{}" y="{}" class="name">{}</text></g>)", kLeft, bottom, right, right,
-                        f_.height - 3,
-                        !f_.x_name.empty() ? escape(f_.x_name)
-                        : f_.steps         ? "step"
-                        : f_.epochs        ? "epoch"
-                                           : "layer (0 is the embedding)");
+                        f_.height - 3, name);
   }
 
   // A gap breaks the path; a point alone becomes a dot through its round cap. Relative moves in tenths of a pixel keep the file small.
