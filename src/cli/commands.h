@@ -14,7 +14,6 @@ int cmd_generate(const Args& args);
 int cmd_chat(const Args& args);
 int cmd_eval(const Args& args);
 int cmd_perplexity(const Args& args);
-int cmd_analyze(const Args& args);
 int cmd_forward(const Args& args);
 int cmd_bench(const Args& args);
 int cmd_analyze(const Args& args);

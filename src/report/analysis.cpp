@@ -314,7 +314,7 @@ std::vector<NamedSvg> analysis_svgs(const Json& analysis) {
   const Json& models = list_at(analysis, "models");
   std::vector<NamedSvg> out;
   for (const Figure& f : analysis_figures(models))
-    out.push_back({f.id.substr(std::string_view("analysis-").size()), svg_file(f, names_of(models))});
+    out.push_back({f.id.substr(std::string_view("analysis-").size()), svg_file(f, names_of(models)).text});
   return out;
 }
 

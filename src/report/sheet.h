@@ -2,6 +2,7 @@
 // page is needed.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 

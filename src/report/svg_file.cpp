@@ -71,16 +71,19 @@ std::string legend_of(const Figure& f, const std::vector<std::string>& names, do
 
 }  // namespace
 
-std::string svg_file(const Figure& f, const std::vector<std::string>& legend) {
+SvgFile svg_file(const Figure& f, const std::vector<std::string>& legend) {
   double top = kTitle;
   const std::string names = legend_of(f, legend, top);
   std::string plot = draw_svg(f, 0);
   plot.insert(4, fmt::format(R"( y="{}" width="{}" height="{}")", top, f.width, f.height));
-  return literal(fmt::format(
-      R"(<svg xmlns="http://www.w3.org/2000/svg" width="{0}" height="{1}" viewBox="0 0 {0} {1}"><style>{2}</style><rect width="{0}" height="{1}" fill="#fff"/>)"
-      R"(<text class="title" x="8" y="18">{3}<tspan dx="8" font-weight="400" fill="#5d6269" font-size="11">{4}</tspan></text>{5}{6}</svg>)"
-      "\n",
-      f.width, f.height + top, kFileStyle, escape(f.title), escape(f.unit), names, plot));
+  const double height = f.height + top;
+  return {
+      literal(fmt::format(
+          R"(<svg xmlns="http://www.w3.org/2000/svg" width="{0}" height="{1}" viewBox="0 0 {0} {1}"><style>{2}</style><rect width="{0}" height="{1}" fill="#fff"/>)"
+          R"(<text class="title" x="8" y="18">{3}<tspan dx="8" font-weight="400" fill="#5d6269" font-size="11">{4}</tspan></text>{5}{6}</svg>)"
+          "\n",
+          f.width, height, kFileStyle, escape(f.title), escape(f.unit), names, plot)),
+      height};
 }
 
 }  // namespace bhyt::report

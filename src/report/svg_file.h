@@ -8,7 +8,12 @@
 
 namespace bhyt::report {
 
+struct SvgFile {
+  std::string text;
+  double height;
+};
+
 // legend: the names of runs 0, 1, …; those without a line in the figure are left out.
-std::string svg_file(const Figure& figure, const std::vector<std::string>& legend);
+SvgFile svg_file(const Figure& figure, const std::vector<std::string>& legend);
 
 }  // namespace bhyt::report

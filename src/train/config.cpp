@@ -309,7 +309,7 @@ static void fields(TrainSection& c, V& v) {
   v.integer("patience", c.patience, "end after so many validations in a row without a lower loss; 0 = never", from0);
   v.integer("log_every", c.log_every, "steps between lines of metrics", from1);
   v.integer("max_skipped", c.max_skipped, "stop after so many steps in a row whose loss or gradient is not finite", from1);
-  v.choice("recompute", c.recompute, kRecompute, "what the backward computes again instead of keeping it");
+  v.choice("recompute", c.recompute, kRecompute, "what the backward computes again instead of keeping it (none; with adapters swiglu)");
 }
 
 // all-linear, one name, or a list of them.
@@ -537,6 +537,9 @@ RunConfig read_run_config(const Json& given, Verify verify, Work work) {
   c.model.config.max_positions = std::max(c.model.config.max_positions, c.data.seq_len);
   if (c.model.config.norm.seq_len == 0) c.model.config.norm.seq_len = c.data.seq_len;
   settle_lora(c);
+  // What is kept for the backward is most of the memory of adapters, and what is cheap to make again a third of that.
+  const bool chosen = tree.contains("train") && tree["train"].is_object() && tree["train"].contains("recompute");
+  if (c.lora.config.rank > 0 && !chosen) c.train.recompute = Recompute::swiglu;
   return c;
 }
 

@@ -243,6 +243,13 @@ TEST(FineTuning, AdaptersLeaveTheWeightsAsTheyWere) {
   }
 }
 
+TEST(FineTuning, AdaptersKeepLessForTheBackwardUnlessTold) {
+  const Tuning t;
+  EXPECT_EQ(tuning_config(t.run("a")).train.recompute, Recompute::none);
+  EXPECT_EQ(tuning_config(t.run("a") + Words{"lora.rank=2"}).train.recompute, Recompute::swiglu);
+  EXPECT_EQ(tuning_config(t.run("a") + Words{"lora.rank=2", "train.recompute=none"}).train.recompute, Recompute::none);
+}
+
 TEST(FineTuning, AdaptersGoOnBesideTheWeightsThatTheyBeganWithAlone) {
   const Tuning t, other(Words{"run.seed=5"});
   const Words words = t.run("a") + Words{"lora.rank=2"};
