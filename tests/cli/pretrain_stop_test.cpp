@@ -12,18 +12,6 @@
 namespace bhyt::test {
 namespace {
 
-std::int64_t newest_checkpoint(const fs::path& run) {
-  std::int64_t newest = 0;
-  for (const std::string& name : names_in(run, "checkpoint-")) newest = std::max<std::int64_t>(newest, std::stoll(name.substr(11)));
-  return newest;
-}
-
-// Steps that a killed run had done and not saved.
-std::int64_t lost_steps(const fs::path& run) {
-  const auto lines = metrics_of(run);
-  return lines.empty() ? 0 : lines.back()["step"].get<std::int64_t>() - newest_checkpoint(run);
-}
-
 TEST(Pretrain, KilledAtObservedStepsItEndsWithTheSameBits) {
   const Place place;
   const Words often = {"train.steps=120", "train.save_every=30", "train.log_every=1", "train.eval_every=25"};

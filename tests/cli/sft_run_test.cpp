@@ -55,22 +55,23 @@ Place* SftRun::place_ = nullptr;
 TEST_F(SftRun, KilledInTheMiddleOfAnEpochItEndsWithTheSameBits) {
   for (const Words& variant : {Words{}, Words{"lora.rank=4", "lora.dropout=0.1"}}) {
     SCOPED_TRACE(fmt::format("{}", fmt::join(variant, " ")));
-    const Words words = variant + Words{"train.epochs=6", "train.save_every=4", "train.keep=2"};
+    const Words words = variant + Words{"train.epochs=24", "train.save_every=30", "train.eval_every=30"};
     fs::remove_all(at("a"));
     fs::remove_all(at("b"));
     const Outcome straight = bhyt(run("a", words));
     ASSERT_EQ(straight.code, 0) << straight.err;
     const Words again = run("b", words + Words{"resume=auto"});
-    // Of epochs of 5 steps: in the second, the third and the fifth, each time some steps behind the last checkpoint.
-    for (const std::int64_t step : {7, 14, 23}) {
+    for (const std::int64_t step : {33, 64, 97}) {  // of epochs of 5 steps
       Process process(again);
-      ASSERT_TRUE(process.read_until_step(step, 30)) << process.messages();
+      ASSERT_TRUE(process.read_until_step(step, 120)) << process.messages();
       process.send(SIGKILL);
       EXPECT_EQ(process.wait(), 128 + SIGKILL);
+      EXPECT_EQ(newest_checkpoint(at("b")), step / 30 * 30);
+      EXPECT_GE(lost_steps(at("b")), 3);
     }
     const Outcome last = bhyt(again);
     EXPECT_EQ(last.code, 0) << last.err;
-    says(last.err, "going on after step 2");
+    says(last.err, "going on after step 90");
     expect_same_runs(at("a"), at("b"));
     EXPECT_EQ(fs::read_symlink(at("a/best")), fs::read_symlink(at("b/best")));
     EXPECT_EQ(fs::exists(at("b/best/adapter_model.safetensors")), !variant.empty());

@@ -68,6 +68,18 @@ inline std::vector<Json> metrics_of(const fs::path& run) {
   return out;
 }
 
+inline std::int64_t newest_checkpoint(const fs::path& run) {
+  std::int64_t newest = 0;
+  for (const std::string& name : names_in(run, "checkpoint-")) newest = std::max<std::int64_t>(newest, std::stoll(name.substr(11)));
+  return newest;
+}
+
+// Steps that a killed run had done and not saved.
+inline std::int64_t lost_steps(const fs::path& run) {
+  const auto lines = metrics_of(run);
+  return lines.empty() ? 0 : lines.back()["step"].get<std::int64_t>() - newest_checkpoint(run);
+}
+
 inline void expect_same_runs(const fs::path& a, const fs::path& b) {
   ASSERT_EQ(names_in(a, "checkpoint-"), names_in(b, "checkpoint-"));
   ASSERT_FALSE(names_in(a, "checkpoint-").empty());

@@ -1,5 +1,6 @@
 // What is known of a run before its first step, and what is said of a long one: memory, repeated data, keys of no use, lines of progress.
 #include "io/format.h"
+#include "model/checkpoint.h"
 #include "ops/norm/config.h"
 #include "tests/train/helpers.h"
 #include "train/batches.h"
@@ -51,7 +52,8 @@ TEST(Memory, WhatIsPlannedIsWhatIsTaken) {
 TEST(Memory, CalibrationIsPlannedToo) {
   const Folder tmp;
   train(small_run(tmp, "rms") + Words{"norm.method=rmsnorm", "train.steps=1", "model.tied=false"});
-  Words words = small_run(tmp, "a") + Words{"model.init=" + tmp / "rms/checkpoint-1", "norm.method=bhyt", "norm.from=calibrate"};
+  Words words = small_run(tmp, "a") +
+                Words{"model.init=" + tmp / "rms/checkpoint-1", "norm.method=bhyt", "norm.from=calibrate", "train.micro_batch=4"};
   std::erase_if(words, [](const std::string& w) { return w.starts_with("model.") && !w.starts_with("model.init"); });
   RunConfig c = settled_config(words);
   Context ctx;
