@@ -39,6 +39,11 @@ Value target_step(const Result& r) {
   return loss ? first_step_at(r.run->valid, *loss) : std::nullopt;
 }
 
+Value target_seconds(const Result& r) {
+  const Value step = target_step(r);
+  return step ? value_at(r.run->seconds, *step) : std::nullopt;
+}
+
 // The mean over tasks of what each was last found to be.
 Value task_average(const Result& r) {
   double sum = 0;
@@ -74,9 +79,10 @@ const Kind kKinds[] = {
     {"variance", [](const Result& r) { return of_last_layer(r, &report::LayerRecord::variance); }},
     {"target_loss", target_loss},
     {"target_step", target_step},
+    {"target_seconds", target_seconds},
     {"target_hours",
      [](const Result& r) {
-       const Value step = target_step(r), seconds = step ? value_at(r.run->seconds, *step) : std::nullopt;
+       const Value seconds = target_seconds(r);
        return seconds ? Value(*seconds / kHour) : std::nullopt;
      }},
 };
@@ -126,16 +132,37 @@ std::string rules(std::size_t columns) {
   return line(cells);
 }
 
-std::string paper_text(const Json& value) { return value.is_null() ? "–" : label_of(value); }
+// With as many digits as our column of that name.
+std::string paper_text(const Json& value, const std::string& column, const std::vector<Column>& ours) {
+  const auto same = std::find_if(ours.begin(), ours.end(), [&](const Column& c) { return c.name == column; });
+  if (value.is_null()) return "–";
+  return same != ours.end() && value.is_number() ? fmt::format("{:.{}f}", value.get<double>(), same->digits) : label_of(value);
+}
 
 // What the paper has in the row and column of ours; "" where it has nothing.
-std::string beside_ours(const std::optional<PaperNumbers>& paper, const std::string& row, const std::string& column) {
+std::string beside_ours(const std::optional<PaperNumbers>& paper, const std::string& row, const std::string& column,
+                        const std::vector<Column>& ours) {
   if (!paper) return "";
   const auto found = std::find_if(paper->rows.begin(), paper->rows.end(), [&](const auto& r) { return r.first == row; });
   const auto at = std::find(paper->columns.begin(), paper->columns.end(), column) - paper->columns.begin();
   if (found == paper->rows.end() || at == std::ssize(paper->columns)) return "";
   const Json& value = found->second[static_cast<std::size_t>(at)];
-  return value.is_null() ? "" : fmt::format(" (paper {})", label_of(value));
+  return value.is_null() ? "" : fmt::format(" (paper {})", paper_text(value, column, ours));
+}
+
+}  // namespace
+
+namespace {
+
+// One row for each command, or for each item of a list that one printed.
+std::vector<std::pair<std::string, Json>> rows_of(const Study& study, const std::vector<std::pair<std::string, Json>>& printed) {
+  if (study.rows_path.empty()) return printed;
+  std::vector<std::pair<std::string, Json>> out;
+  for (const auto& [label, json] : printed) {
+    if (!json.is_object() || !json.contains(study.rows_path)) continue;
+    for (const Json& item : json[study.rows_path]) out.emplace_back(item.value("name", label), item);
+  }
+  return out;
 }
 
 }  // namespace
@@ -187,7 +214,7 @@ Table make_table(const Study& study, const Index& index, const fs::path& folder,
 
 Table make_table(const Study& study, const std::vector<std::pair<std::string, Json>>& printed) {
   Table table{.columns = study.columns};
-  for (const auto& [label, json] : printed) {
+  for (const auto& [label, json] : rows_of(study, printed)) {
     TableRow row{.label = label};
     if (json.is_null()) row.ended = "failed";
     for (const Column& c : study.columns) {
@@ -226,20 +253,20 @@ std::string markdown(const Table& table, const std::optional<PaperNumbers>& pape
     for (std::size_t c = 0; c < table.columns.size(); ++c) {
       const bool nothing = row.values[c].n == 0 && !row.ended.empty();
       cells.push_back((nothing ? row.ended : spread_text(row.values[c], table.columns[c].digits)) +
-                      (beside ? beside_ours(paper, row.label, table.columns[c].name) : ""));
+                      (beside ? beside_ours(paper, row.label, table.columns[c].name, table.columns) : ""));
     }
     out += line(cells);
   }
   return out;
 }
 
-std::string paper_markdown(const PaperNumbers& paper) {
+std::string paper_markdown(const PaperNumbers& paper, const std::vector<Column>& ours) {
   std::vector<std::string> head = {""};
   head.insert(head.end(), paper.columns.begin(), paper.columns.end());
   std::string out = line(head) + rules(head.size());
   for (const auto& [label, values] : paper.rows) {
     std::vector<std::string> cells = {label};
-    for (const Json& v : values) cells.push_back(paper_text(v));
+    for (std::size_t c = 0; c < values.size(); ++c) cells.push_back(paper_text(values[c], paper.columns[c], ours));
     out += line(cells);
   }
   return out;
