@@ -46,7 +46,11 @@ SynthOptions synth_options(const Study& s, const fs::path& folder) {
           .progress = false};
 }
 
-fs::path conversations_file(const fs::path& folder) { return folder / "data" / "conversations.jsonl"; }
+constexpr const char* kParts[] = {"train", "valid"};
+
+fs::path conversations_file(const fs::path& folder, const std::string& part) {
+  return folder / "data" / ("conversations-" + part + ".jsonl");
+}
 
 // {"instruction", "output"}: the beginnings of documents, and how they go on.
 void make_conversations(const fs::path& documents, const fs::path& to, std::int64_t count) {
@@ -70,8 +74,9 @@ void make_data(const Study& s, const fs::path& folder) {
   const std::vector<std::string> files = synth_files(options);
   const auto there = [](const fs::path& f) { return fs::exists(f); };
   if (!std::all_of(files.begin(), files.end(), there)) (void)synthesize(options);
-  if (s.synth.conversations > 0 && !there(conversations_file(folder)))
-    make_conversations(files.at(0), conversations_file(folder), s.synth.conversations);
+  for (std::size_t i = 0; i < 2 && s.synth.conversations > 0; ++i)
+    if (const fs::path file = conversations_file(folder, kParts[i]); !there(file))
+      make_conversations(files.at(i), file, s.synth.conversations);
 }
 
 // Runs a command and waits; its stdout as JSON, null where it failed.
@@ -170,8 +175,15 @@ struct Parts {
   std::vector<std::string> notes;
 };
 
+// "Table 5, scale tiny"
+std::string which(const Study& s) {
+  std::string out = fmt::format("{}, scale {}", s.paper, s.scale);
+  if (out[0] >= 'a' && out[0] <= 'z') out[0] = static_cast<char>(out[0] - 'a' + 'A');
+  return out;
+}
+
 std::string text_of(const Study& s, const Parts& p) {
-  std::string out = fmt::format("# {}\n\n{}, scale {}. {}\n\n", s.title, s.paper, s.scale, s.question);
+  std::string out = fmt::format("# {}\n\n{}. {}\n\n", s.title, which(s), s.question);
   if (!s.note.empty()) out += s.note + "\n\n";
   out += p.table + "\n" + p.verdict + "\n";
   if (!p.own.empty()) out += fmt::format("\nThe paper's own numbers, at its scale ({}):\n\n{}", s.numbers->at, p.own);
@@ -184,7 +196,10 @@ std::string page_of(const Study& s, const Parts& p) {
   for (const std::string& note : p.notes) notes += fmt::format("<li>{}</li>", report::escape(note));
   if (!s.note.empty()) notes = fmt::format("<li>{}</li>", report::escape(s.note)) + notes;
   std::string out = report::page_start("Study", s.title, p.verdict, notes.empty() ? "" : fmt::format("<ul class=\"notes\">{}</ul>", notes));
-  out += report::section(fmt::format("{}, scale {}", s.paper, s.scale), report::escape(s.question), "wide", html_table(p.table));
+  // Without columns of its own a study has the table of its sweep, which follows.
+  const std::string table = s.columns.empty() && !s.counts_statistics ? "" : html_table(p.table);
+  out += table.empty() ? fmt::format("<section><h2>{}</h2><p>{}</p></section>\n", report::escape(which(s)), report::escape(s.question))
+                       : report::section(which(s), report::escape(s.question), "wide", table);
   if (!p.own.empty()) out += report::section("The paper’s own numbers", report::escape(s.numbers->at), "wide", html_table(p.own));
   return out + p.sections + report::page_footer("bhyt reproduce") + "</main></body></html>\n";
 }
@@ -231,7 +246,8 @@ void name_data(Study& s, const fs::path& folder) {
     trained["data"]["train"] = Json::array({files.at(0)});
     trained["data"]["valid"] = Json::array({files.at(1)});
     if (s.text.empty()) s.text = files.at(1);
-    if (s.synth.conversations > 0) s.request.base["data"]["train"] = s.request.base["data"]["valid"] = conversations_file(folder).string();
+    for (const char* part : kParts)
+      if (s.synth.conversations > 0) s.request.base["data"][part] = conversations_file(folder, part).string();
     return;
   }
   if (s.first.is_object()) return;  // what is trained first is asked for its data when it begins

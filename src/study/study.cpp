@@ -76,6 +76,19 @@ Json with_recipes(Json axes) {
   return axes;
 }
 
+// Of the models that are trained first, those that one of the axes asks for.
+Json first_axes(const Json& axes, const Json& asked) {
+  Json out = with_recipes(axes);
+  for (Json& axis : out)
+    for (auto& [name, variants] : axis.items()) {
+      std::vector<std::string> unused;
+      for (const auto& [label, settings] : variants.items())
+        if (asked.dump().find("{first}/" + slug(label) + "\"") == std::string::npos) unused.push_back(label);
+      for (const std::string& label : unused) variants.erase(label);
+    }
+  return out;
+}
+
 std::vector<std::string> words_of(const Json& j, const std::string& key) {
   std::vector<std::string> out;
   if (j.is_null()) return out;
@@ -132,7 +145,7 @@ PaperNumbers read_numbers(const Json& j) {
 // What a scale says: keys of runs, axes or commands in the place of the study's, the seeds and the data it takes.
 struct Scale {
   Json keys = Json::object();
-  Json axes, commands, numbers, synth, table;
+  Json axes, commands, numbers, synth, table, after;
   Json first = Json::object();  // keys of what is trained first
   bool with_first = true;       // false: it is there already
   int seeds = 0;
@@ -147,6 +160,7 @@ void read_scale(const Json& j, const std::string& where, Scale& s) {
   if (const Json* numbers = r.take("numbers")) s.numbers = *numbers;
   if (const Json* synth = r.take("synth")) s.synth = *synth;
   if (const Json* table = r.take("table")) s.table = *table;
+  if (const Json* after = r.take("after")) s.after = *after;
   r.boolean("first", s.with_first, "");
   r.text("text", s.text, "");
   r.integer("seeds", s.seeds, "", {.at_least = 1});
@@ -173,6 +187,7 @@ Scale scale_of(const Json& study, const std::string& name, const std::string& sc
   lay_over(out.keys, study.value("base", Json::object()));
   const Json own = study.value("scales", Json::object());
   if (own.contains(scale) && own[scale].is_object()) read_scale(own[scale], "scales." + scale, out);
+  if (out.after.is_null()) out.after = study.value("after", Json());
   if (out.table.is_null()) out.table = study.value("table", Json());
   if (out.axes.is_null()) out.axes = study.value("axes", Json());
   if (out.commands.is_null()) out.commands = study.value("commands", Json());
@@ -216,7 +231,7 @@ Study open_study(const std::string& name, const std::string& scale, int seeds, c
           .scale = scale,
           .note = at.note,
           .text = at.text,
-          .after = words_of(tree.value("after", Json()), "after"),
+          .after = words_of(at.after, "after"),
           .counts_statistics = tree.value("statistics", false),
           .alone = tree.value("alone", false)};
   s.request = {.base = at.keys, .called = "the study", .words = words};
@@ -232,7 +247,7 @@ Study open_study(const std::string& name, const std::string& scale, int seeds, c
   if (tree.contains("first") && at.with_first) {
     s.first = at.first;
     lay_over(s.first, tree["first"].value("base", Json::object()));
-    s.first["sweep"] = {{"axes", with_recipes(tree["first"].at("axes"))}};
+    s.first["sweep"] = {{"axes", first_axes(tree["first"].at("axes"), at.axes)}};
   }
   if (at.numbers.is_object()) s.numbers = read_numbers(at.numbers);
   if (at.synth.is_object()) {
