@@ -23,7 +23,7 @@ namespace bhyt::study {
 
 namespace {
 
-constexpr const char* kNotice = "\nstopping\n";
+constexpr const char* kStopNotice = "\nstopping\n";
 constexpr const char* kFirst = "first";  // the folder of models that are trained before the others
 
 bool trains(const Study& s) { return s.commands.empty() && !s.counts_statistics; }
@@ -268,7 +268,7 @@ StudyOutcome run_study(const Study& s, const SweepOptions& options) {
     fill_table(s, statistics_table(plan_of(s)), p);
     p.verdict = "";  // a count, not a contest
   } else if (!s.commands.empty()) {
-    const StopSignals stop(kNotice);
+    const StopSignals stop(kStopNotice);
     std::vector<std::pair<std::string, Json>> printed;
     for (const auto& [label, command] : s.commands) {
       if (stop.received()) break;
@@ -287,7 +287,7 @@ StudyOutcome run_study(const Study& s, const SweepOptions& options) {
     if (!sweep.signal) sweep = run_sweep(make_plan(s.request), how);
     out.signal = sweep.signal;
     out.failed = sweep.index.count(Status::failed) + sweep.index.count(Status::interrupted) > 0;
-    const StopSignals stop(kNotice);
+    const StopSignals stop(kStopNotice);
     fill_from_sweep(s, sweep.index, options.folder, commands, p);
     if (stop.received()) out.signal = stop.received();
   }
