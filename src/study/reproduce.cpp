@@ -293,7 +293,7 @@ StudyOutcome run_study(const Study& s, const SweepOptions& options) {
   }
   p.notes.insert(p.notes.end(), commands.notes.begin(), commands.notes.end());
   out.failed = out.failed || !commands.notes.empty();
-  if (s.numbers && !beside_paper(s)) p.own = paper_markdown(*s.numbers, s.columns);
+  if (s.numbers && !beside_paper(s)) p.own = paper_markdown(*s.numbers);
   out.text = text_of(s, p);
   out.json = {{"study", s.name}, {"paper", s.paper}, {"scale", s.scale}, {"verdict", p.verdict}, {"rows", p.rows}, {"notes", p.notes}};
   replace_synced(options.folder / "study.md", out.text);

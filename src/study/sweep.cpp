@@ -214,6 +214,7 @@ class Sweep {
     if (jobs_.would_rise(total) && !room_for_one_more()) return jobs_.no_more();
     const int before = jobs_.now();
     jobs_.measured(total);
+    table_.clear();
     log::info("{} at once: {} tok/s in all{}", before, log::human_count(total),
               jobs_.settled() ? fmt::format("; {} at once from here on", jobs_.now()) : "");
   }

@@ -132,22 +132,28 @@ std::string rules(std::size_t columns) {
   return line(cells);
 }
 
-// With as many digits as our column of that name.
-std::string paper_text(const Json& value, const std::string& column, const std::vector<Column>& ours) {
-  const auto same = std::find_if(ours.begin(), ours.end(), [&](const Column& c) { return c.name == column; });
-  if (value.is_null()) return "–";
-  return same != ours.end() && value.is_number() ? fmt::format("{:.{}f}", value.get<double>(), same->digits) : label_of(value);
+int decimals(const Json& value) {
+  const std::string text = label_of(value);
+  const std::size_t dot = text.find('.');
+  return value.is_number() && dot != std::string::npos ? static_cast<int>(text.size() - dot - 1) : 0;
+}
+
+// The values of a column have as many digits as the longest of them.
+std::string paper_text(const PaperNumbers& paper, std::size_t column, const Json& value) {
+  if (!value.is_number()) return value.is_null() ? "–" : label_of(value);
+  int digits = 0;
+  for (const auto& row : paper.rows) digits = std::max(digits, decimals(row.second[column]));
+  return fmt::format("{:.{}f}", value.get<double>(), digits);
 }
 
 // What the paper has in the row and column of ours; "" where it has nothing.
-std::string beside_ours(const std::optional<PaperNumbers>& paper, const std::string& row, const std::string& column,
-                        const std::vector<Column>& ours) {
+std::string beside_ours(const std::optional<PaperNumbers>& paper, const std::string& row, const std::string& column) {
   if (!paper) return "";
   const auto found = std::find_if(paper->rows.begin(), paper->rows.end(), [&](const auto& r) { return r.first == row; });
   const auto at = std::find(paper->columns.begin(), paper->columns.end(), column) - paper->columns.begin();
   if (found == paper->rows.end() || at == std::ssize(paper->columns)) return "";
   const Json& value = found->second[static_cast<std::size_t>(at)];
-  return value.is_null() ? "" : fmt::format(" (paper {})", paper_text(value, column, ours));
+  return value.is_null() ? "" : fmt::format(" (paper {})", paper_text(*paper, static_cast<std::size_t>(at), value));
 }
 
 }  // namespace
@@ -253,20 +259,20 @@ std::string markdown(const Table& table, const std::optional<PaperNumbers>& pape
     for (std::size_t c = 0; c < table.columns.size(); ++c) {
       const bool nothing = row.values[c].n == 0 && !row.ended.empty();
       cells.push_back((nothing ? row.ended : spread_text(row.values[c], table.columns[c].digits)) +
-                      (beside ? beside_ours(paper, row.label, table.columns[c].name, table.columns) : ""));
+                      (beside ? beside_ours(paper, row.label, table.columns[c].name) : ""));
     }
     out += line(cells);
   }
   return out;
 }
 
-std::string paper_markdown(const PaperNumbers& paper, const std::vector<Column>& ours) {
+std::string paper_markdown(const PaperNumbers& paper) {
   std::vector<std::string> head = {""};
   head.insert(head.end(), paper.columns.begin(), paper.columns.end());
   std::string out = line(head) + rules(head.size());
   for (const auto& [label, values] : paper.rows) {
     std::vector<std::string> cells = {label};
-    for (std::size_t c = 0; c < values.size(); ++c) cells.push_back(paper_text(values[c], paper.columns[c], ours));
+    for (std::size_t c = 0; c < values.size(); ++c) cells.push_back(paper_text(paper, c, values[c]));
     out += line(cells);
   }
   return out;

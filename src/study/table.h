@@ -45,7 +45,7 @@ Table statistics_table(const Plan& plan);
 
 // With the paper's numbers in brackets where `beside`, else in a table of their own behind it.
 std::string markdown(const Table& table, const std::optional<PaperNumbers>& paper, bool beside);
-std::string paper_markdown(const PaperNumbers& paper, const std::vector<Column>& ours);  // with the digits of our columns
+std::string paper_markdown(const PaperNumbers& paper);
 Json to_json(const Table& table);
 std::string table_verdict(const Table& table, const std::string& rank_by, bool lower_is_better);
 

@@ -61,7 +61,7 @@ TEST(Reproduce, ColumnsAndThePapersNumbers) {
       if (line.contains("layers")) layers = line["layers"];
     EXPECT_EQ(row["values"]["last variance"]["mean"], layers["variance"].back());
   }
-  says(read_text(place.path / "study" / "study.md"), "| BHyT | 140.00 | 8.000 |");
+  says(read_text(place.path / "study" / "study.md"), "| BHyT | 140 | 8 |");
 }
 
 TEST(Reproduce, FineTuningStartsFromModelsThatItTrainsFirst) {
