@@ -44,7 +44,8 @@ std::vector<OwnFlag> SweepFlags::flags() {
 }
 
 study::SweepOptions SweepFlags::options(const std::string& default_folder) const {
-  study::SweepOptions o{.folder = out.empty() ? default_folder : out, .retry = retry};
+  study::SweepOptions o{.folder = fs::path(out.empty() ? default_folder : out).lexically_normal(), .retry = retry};
+  if (!o.folder.has_filename()) o.folder = o.folder.parent_path();  // DIR/
   const char* end = jobs.data() + jobs.size();
   const auto [stop, error] = std::from_chars(jobs.data(), end, o.jobs);
   check_usage(jobs == "auto" || (error == std::errc() && stop == end && o.jobs >= 1 && o.jobs <= 1024),

@@ -3,6 +3,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
@@ -95,9 +96,11 @@ void LiveTable::draw(const Index& index, const Tally& tally, const std::vector<R
   drawn_ = seconds();
   const std::size_t columns = terminal_columns();
   std::string text = cut(tally_line(index, tally), columns) + "\n";
+  std::size_t width = 0;
+  for (const RunLine& r : runs) width = std::max(width, r.name.size());
   for (const RunLine& r : runs) {
     const RunProgress& p = r.progress;
-    std::string line = fmt::format("  {:<40}", r.name);
+    std::string line = fmt::format("  {:<{}}", r.name, width);
     if (p.lines > 0) line += fmt::format("  step {:>5}/{}  loss {:.4f}  {} tok/s", p.step, p.steps, p.loss, log::human_count(p.tok_s));
     text += cut(line, columns) + "\n";
   }

@@ -271,6 +271,8 @@ std::string slug(const std::string& text) {
     const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '-' || c == '+';
     if (plain || static_cast<unsigned char>(c) >= 0x80)
       out += c;
+    else if (c == '*')
+      out += "-star";  // BHyT* is not BHyT
     else if (!out.empty() && out.back() != '-')
       out += '-';
   }

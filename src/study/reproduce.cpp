@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <fstream>
 #include <map>
+#include <sstream>
 #include <thread>
 
 #include "core/check.h"
@@ -21,7 +23,8 @@ namespace bhyt::study {
 
 namespace {
 
-constexpr const char* kNotice = "\nstopping\n";
+constexpr const char* kStopNotice = "\nstopping\n";
+constexpr const char* kFirst = "first";  // the folder of models that are trained before the others
 
 bool trains(const Study& s) { return s.commands.empty() && !s.counts_statistics; }
 
@@ -43,12 +46,37 @@ SynthOptions synth_options(const Study& s, const fs::path& folder) {
           .progress = false};
 }
 
+constexpr const char* kParts[] = {"train", "valid"};
+
+fs::path conversations_file(const fs::path& folder, const std::string& part) {
+  return folder / "data" / ("conversations-" + part + ".jsonl");
+}
+
+// {"instruction", "output"}: the beginnings of documents, and how they go on.
+void make_conversations(const fs::path& documents, const fs::path& to, std::int64_t count) {
+  constexpr std::size_t kAsked = 8, kAnswered = 16;  // words
+  std::ifstream in(documents);
+  std::string out;
+  for (std::string line; count > 0 && std::getline(in, line);) {
+    std::istringstream words(Json::parse(line).at("text").get<std::string>());
+    std::string asked, answered, word;
+    for (std::size_t i = 0; i < kAsked + kAnswered && words >> word; ++i) (i < kAsked ? asked : answered) += word + " ";
+    if (answered.empty()) continue;
+    out += Json{{"instruction", asked}, {"output", answered}}.dump() + "\n";
+    --count;
+  }
+  replace_synced(to, out);
+}
+
 void make_data(const Study& s, const fs::path& folder) {
   if (s.synth.tokens <= 0 || names(s.request.words, "data.train")) return;
   const SynthOptions options = synth_options(s, folder);
   const std::vector<std::string> files = synth_files(options);
-  if (std::all_of(files.begin(), files.end(), [](const std::string& f) { return fs::exists(f); })) return;
-  (void)synthesize(options);
+  const auto there = [](const fs::path& f) { return fs::exists(f); };
+  if (!std::all_of(files.begin(), files.end(), there)) (void)synthesize(options);
+  for (std::size_t i = 0; i < 2 && s.synth.conversations > 0; ++i)
+    if (const fs::path file = conversations_file(folder, kParts[i]); !there(file))
+      make_conversations(files.at(i), file, s.synth.conversations);
 }
 
 // Runs a command and waits; its stdout as JSON, null where it failed.
@@ -57,6 +85,7 @@ class Commands {
   explicit Commands(fs::path folder) : folder_(std::move(folder)) { fs::create_directories(folder_); }
 
   Json run(const std::string& label, const std::vector<std::string>& args) {
+    if (missing_) return {};
     const fs::path out = folder_ / (slug(label) + ".json"), err = folder_ / (slug(label) + ".txt");
     log::info("bhyt {}", fmt::join(args, " "));
     Child child(args, out.string(), err.string());
@@ -66,8 +95,7 @@ class Commands {
         told = true;
       }
     if (child.code() != 0) {
-      if (!StopSignals::received())
-        notes.push_back(fmt::format("{}: `bhyt {}` failed: {}", label, fmt::join(args, " "), last_error(err, child.code())));
+      if (!StopSignals::received()) tell(label, args, last_error(err, child.code()));
       return {};
     }
     Json j = Json::parse(read_text(out), nullptr, false);
@@ -79,12 +107,32 @@ class Commands {
   std::vector<std::string> notes;
 
  private:
+  // A command that this program does not have is told once.
+  void tell(const std::string& label, const std::vector<std::string>& args, const std::string& error) {
+    missing_ = error.starts_with("unknown command") || error.starts_with("unknown test");
+    if (missing_)
+      notes.push_back(fmt::format("this study needs `bhyt {}`, which this program does not have ({})",
+                                  fmt::join(args.begin(), args.begin() + std::min<std::ptrdiff_t>(2, std::ssize(args)), " "), error));
+    else
+      notes.push_back(fmt::format("{}: `bhyt {}` failed: {}", label, fmt::join(args, " "), error));
+  }
+
   fs::path folder_;
+  bool missing_ = false;
 };
 
 std::string replaced(std::string word, const std::string& what, const std::string& by) {
   for (std::size_t at; (at = word.find(what)) != std::string::npos;) word.replace(at, what.size(), by);
   return word;
+}
+
+// Where to run: words that hold for every command.
+std::vector<std::string> placement(const std::vector<std::string>& words) {
+  std::vector<std::string> out;
+  for (const std::string& word : words)
+    for (const char* key : {"device=", "run.device=", "threads=", "run.threads="})
+      if (word.starts_with(key)) out.push_back(word);
+  return out;
 }
 
 // data.valid of a run as words of a command.
@@ -104,13 +152,21 @@ std::map<std::string, Json> look_at_runs(const Study& s, const Index& index, con
     if (s.after.empty() || r.status != Status::done || StopSignals::received()) continue;
     std::vector<std::string> args;
     for (const std::string& word : s.after)
-      args.push_back(replaced(replaced(word, "{dir}", (folder / r.dir).string()), "{valid}", validation_file(r)));
-    for (const std::string& word : s.request.words)
-      for (const char* key : {"device=", "run.device=", "threads=", "run.threads="})
-        if (word.starts_with(key)) args.push_back(word);
+      args.push_back(
+          replaced(replaced(replaced(word, "{dir}", (folder / r.dir).string()), "{valid}", validation_file(r)), "{text}", s.text));
+    for (const std::string& word : placement(s.request.words)) args.push_back(word);
     out[r.id] = commands.run(r.id, args);
   }
   return out;
+}
+
+// The models that a study starts from. What failed there fails again where it is asked for.
+SweepOutcome train_first(const Study& s, const SweepOptions& options) {
+  SweepOptions how = options;
+  how.folder = options.folder / kFirst;
+  how.keep = Keep::weights;
+  log::info("first, the models to start from: {}", how.folder.string());
+  return run_sweep(plan_of(s), how);
 }
 
 struct Parts {
@@ -119,8 +175,15 @@ struct Parts {
   std::vector<std::string> notes;
 };
 
+// "Table 5, scale tiny"
+std::string which(const Study& s) {
+  std::string out = fmt::format("{}, scale {}", s.paper, s.scale);
+  if (out[0] >= 'a' && out[0] <= 'z') out[0] = static_cast<char>(out[0] - 'a' + 'A');
+  return out;
+}
+
 std::string text_of(const Study& s, const Parts& p) {
-  std::string out = fmt::format("# {}\n\n{}, scale {}. {}\n\n", s.title, s.paper, s.scale, s.question);
+  std::string out = fmt::format("# {}\n\n{}. {}\n\n", s.title, which(s), s.question);
   if (!s.note.empty()) out += s.note + "\n\n";
   out += p.table + "\n" + p.verdict + "\n";
   if (!p.own.empty()) out += fmt::format("\nThe paper's own numbers, at its scale ({}):\n\n{}", s.numbers->at, p.own);
@@ -133,13 +196,19 @@ std::string page_of(const Study& s, const Parts& p) {
   for (const std::string& note : p.notes) notes += fmt::format("<li>{}</li>", report::escape(note));
   if (!s.note.empty()) notes = fmt::format("<li>{}</li>", report::escape(s.note)) + notes;
   std::string out = report::page_start("Study", s.title, p.verdict, notes.empty() ? "" : fmt::format("<ul class=\"notes\">{}</ul>", notes));
-  out += report::section(fmt::format("{}, scale {}", s.paper, s.scale), report::escape(s.question), "wide", html_table(p.table));
+  // Without columns of its own a study has the table of its sweep, which follows.
+  const std::string table = s.columns.empty() && !s.counts_statistics ? "" : html_table(p.table);
+  out += table.empty() ? fmt::format("<section><h2>{}</h2><p>{}</p></section>\n", report::escape(which(s)), report::escape(s.question))
+                       : report::section(which(s), report::escape(s.question), "wide", table);
   if (!p.own.empty()) out += report::section("The paper’s own numbers", report::escape(s.numbers->at), "wide", html_table(p.own));
   return out + p.sections + report::page_footer("bhyt reproduce") + "</main></body></html>\n";
 }
 
+// Whether our numbers are of the paper's scale: what holds at any scale always is.
+bool beside_paper(const Study& s) { return s.scale == "paper" || (s.numbers && s.numbers->at == "any"); }
+
 void fill_table(const Study& s, const Table& table, Parts& p) {
-  const bool beside = s.scale == "paper";
+  const bool beside = beside_paper(s);
   p.table = markdown(table, s.numbers, beside);
   p.rows = to_json(table);
   p.verdict = table_verdict(table, s.rank_by, s.lower_is_better);
@@ -168,17 +237,27 @@ void fill_from_sweep(const Study& s, const Index& index, const fs::path& folder,
 }  // namespace
 
 void name_data(Study& s, const fs::path& folder) {
+  const std::string first = (folder / kFirst).string();
+  s.request.base = Json::parse(replaced(s.request.base.dump(), "{first}", first));
   if (!trains(s) || names(s.request.words, "data.train")) return;
   if (s.synth.tokens > 0) {
     const std::vector<std::string> files = synth_files(synth_options(s, folder));
-    s.request.base["data"]["train"] = Json::array({files.at(0)});
-    s.request.base["data"]["valid"] = Json::array({files.at(1)});
+    Json& trained = s.first.is_object() ? s.first : s.request.base;
+    trained["data"]["train"] = Json::array({files.at(0)});
+    trained["data"]["valid"] = Json::array({files.at(1)});
+    if (s.text.empty()) s.text = files.at(1);
+    for (const char* part : kParts)
+      if (s.synth.conversations > 0) s.request.base["data"][part] = conversations_file(folder, part).string();
     return;
   }
+  if (s.first.is_object()) return;  // what is trained first is asked for its data when it begins
   check_usage(data_is_named(s), "scale {} trains on your data: data.train=FILE data.valid=FILE (token files or texts)", s.scale);
 }
 
-Plan plan_of(const Study& s) { return s.commands.empty() ? make_plan(s.request) : Plan{}; }
+Plan plan_of(const Study& s) {
+  if (!s.commands.empty()) return {};
+  return make_plan(s.first.is_object() ? Request{.base = s.first, .called = "the study", .words = placement(s.request.words)} : s.request);
+}
 
 StudyOutcome run_study(const Study& s, const SweepOptions& options) {
   fs::create_directories(options.folder);
@@ -189,7 +268,7 @@ StudyOutcome run_study(const Study& s, const SweepOptions& options) {
     fill_table(s, statistics_table(plan_of(s)), p);
     p.verdict = "";  // a count, not a contest
   } else if (!s.commands.empty()) {
-    const StopSignals stop(kNotice);
+    const StopSignals stop(kStopNotice);
     std::vector<std::pair<std::string, Json>> printed;
     for (const auto& [label, command] : s.commands) {
       if (stop.received()) break;
@@ -201,16 +280,20 @@ StudyOutcome run_study(const Study& s, const SweepOptions& options) {
     fill_table(s, make_table(s, printed), p);
   } else {
     make_data(s, options.folder);
-    const SweepOutcome sweep = run_sweep(plan_of(s), options);
+    SweepOptions how = options;
+    if (s.alone && how.jobs == 0) how.jobs = 1;
+    SweepOutcome sweep;
+    if (s.first.is_object()) sweep = train_first(s, how);
+    if (!sweep.signal) sweep = run_sweep(make_plan(s.request), how);
     out.signal = sweep.signal;
     out.failed = sweep.index.count(Status::failed) + sweep.index.count(Status::interrupted) > 0;
-    const StopSignals stop(kNotice);
+    const StopSignals stop(kStopNotice);
     fill_from_sweep(s, sweep.index, options.folder, commands, p);
     if (stop.received()) out.signal = stop.received();
   }
   p.notes.insert(p.notes.end(), commands.notes.begin(), commands.notes.end());
   out.failed = out.failed || !commands.notes.empty();
-  if (s.numbers && s.scale != "paper") p.own = paper_markdown(*s.numbers);
+  if (s.numbers && !beside_paper(s)) p.own = paper_markdown(*s.numbers);
   out.text = text_of(s, p);
   out.json = {{"study", s.name}, {"paper", s.paper}, {"scale", s.scale}, {"verdict", p.verdict}, {"rows", p.rows}, {"notes", p.notes}};
   replace_synced(options.folder / "study.md", out.text);

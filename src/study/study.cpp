@@ -32,12 +32,14 @@ Json read_study(const std::string& name) {
       fmt::format("unknown study {}{}; bhyt reproduce lists them all", name, near.empty() ? "" : " (did you mean " + near + "?)"));
 }
 
-// Maps go into maps, anything else takes the place of what was there; model.d is d in the map model.
+// Maps go into maps, anything else takes the place of what was there, null takes it away; model.d is d in the map model.
 void lay_over(Json& tree, const Json& more) {
   if (!more.is_object()) return;
   for (const auto& [key, value] : more.items()) {
     if (const std::size_t dot = key.find('.'); dot != std::string::npos)
       lay_over(tree, {{key.substr(0, dot), {{key.substr(dot + 1), value}}}});
+    else if (value.is_null())
+      tree.erase(key);
     else if (value.is_object() && tree.contains(key) && tree[key].is_object())
       lay_over(tree[key], value);
     else
@@ -74,6 +76,19 @@ Json with_recipes(Json axes) {
   return axes;
 }
 
+// Of the models that are trained first, those that one of the axes asks for.
+Json first_axes(const Json& axes, const Json& asked) {
+  Json out = with_recipes(axes);
+  for (Json& axis : out)
+    for (auto& [name, variants] : axis.items()) {
+      std::vector<std::string> unused;
+      for (const auto& [label, settings] : variants.items())
+        if (asked.dump().find("{first}/" + slug(label) + "\"") == std::string::npos) unused.push_back(label);
+      for (const std::string& label : unused) variants.erase(label);
+    }
+  return out;
+}
+
 std::vector<std::string> words_of(const Json& j, const std::string& key) {
   std::vector<std::string> out;
   if (j.is_null()) return out;
@@ -99,6 +114,7 @@ void read_table(const Json& j, Study& s) {
   schema::Reader r(j, "table");
   if (const Json* columns = r.take("columns"))
     for (const Json& c : *columns) s.columns.push_back(read_column(c));
+  r.text("rows", s.rows_path, "");
   r.text("rank_by", s.rank_by, "");
   r.boolean("lower_is_better", s.lower_is_better, "");
   if (const Json* target = r.take("target")) {
@@ -129,9 +145,11 @@ PaperNumbers read_numbers(const Json& j) {
 // What a scale says: keys of runs, axes or commands in the place of the study's, the seeds and the data it takes.
 struct Scale {
   Json keys = Json::object();
-  Json axes, commands, numbers, synth;
+  Json axes, commands, numbers, synth, table, after;
+  Json first = Json::object();  // keys of what is trained first
+  bool with_first = true;       // false: it is there already
   int seeds = 0;
-  std::string note;
+  std::string note, text;
 };
 
 void read_scale(const Json& j, const std::string& where, Scale& s) {
@@ -141,6 +159,10 @@ void read_scale(const Json& j, const std::string& where, Scale& s) {
   if (const Json* commands = r.take("commands")) s.commands = *commands;
   if (const Json* numbers = r.take("numbers")) s.numbers = *numbers;
   if (const Json* synth = r.take("synth")) s.synth = *synth;
+  if (const Json* table = r.take("table")) s.table = *table;
+  if (const Json* after = r.take("after")) s.after = *after;
+  r.boolean("first", s.with_first, "");
+  r.text("text", s.text, "");
   r.integer("seeds", s.seeds, "", {.at_least = 1});
   r.text("note", s.note, "");
   r.finish();
@@ -160,9 +182,13 @@ Scale scale_of(const Json& study, const std::string& name, const std::string& sc
               fmt::join(known, ", "));
   Scale out;
   if (const Json shared = shared_scales(); shared.contains(scale)) read_scale(shared[scale], "scales." + scale, out);
+  // Models that are trained first have the scale's keys; what follows has its own.
+  if (study.contains("first")) std::swap(out.first, out.keys);
   lay_over(out.keys, study.value("base", Json::object()));
   const Json own = study.value("scales", Json::object());
   if (own.contains(scale) && own[scale].is_object()) read_scale(own[scale], "scales." + scale, out);
+  if (out.after.is_null()) out.after = study.value("after", Json());
+  if (out.table.is_null()) out.table = study.value("table", Json());
   if (out.axes.is_null()) out.axes = study.value("axes", Json());
   if (out.commands.is_null()) out.commands = study.value("commands", Json());
   if (out.numbers.is_null()) out.numbers = study.value("numbers", Json());
@@ -171,8 +197,8 @@ Scale scale_of(const Json& study, const std::string& name, const std::string& sc
 
 void check_study_keys(const Json& tree) {
   schema::Reader r(tree, "");
-  for (const char* key :
-       {"title", "paper", "question", "base", "axes", "commands", "after", "statistics", "table", "numbers", "scales", "seeded"})
+  for (const char* key : {"title", "paper", "question", "base", "axes", "commands", "after", "statistics", "table", "numbers", "scales",
+                          "alone", "command", "first"})
     (void)r.take(key);
   r.finish();
 }
@@ -204,23 +230,31 @@ Study open_study(const std::string& name, const std::string& scale, int seeds, c
           .question = text_of(tree, "question"),
           .scale = scale,
           .note = at.note,
-          .after = words_of(tree.value("after", Json()), "after"),
-          .counts_statistics = tree.value("statistics", false)};
+          .text = at.text,
+          .after = words_of(at.after, "after"),
+          .counts_statistics = tree.value("statistics", false),
+          .alone = tree.value("alone", false)};
   s.request = {.base = at.keys, .called = "the study", .words = words};
   if (at.axes.is_array()) {
     Json axes = with_recipes(at.axes);
     const int n = seeds > 0 ? seeds : std::max(1, at.seeds);
-    if (!s.counts_statistics && tree.value("seeded", true)) axes.push_back({{kSeedAxis, fmt::format("0..{}", n - 1)}});
-    s.request.base["sweep"] = {{"axes", axes}};
+    if (!s.counts_statistics) axes.push_back({{kSeedAxis, fmt::format("0..{}", n - 1)}});
+    s.request.base["sweep"] = {{"command", tree.value("command", "pretrain")}, {"axes", axes}};
   }
   if (at.commands.is_object())
     for (const auto& [label, command] : at.commands.items()) s.commands.emplace_back(label, words_of(command, "commands"));
-  if (tree.contains("table")) read_table(tree["table"], s);
+  if (at.table.is_object()) read_table(at.table, s);
+  if (tree.contains("first") && at.with_first) {
+    s.first = at.first;
+    lay_over(s.first, tree["first"].value("base", Json::object()));
+    s.first["sweep"] = {{"axes", first_axes(tree["first"].at("axes"), at.axes)}};
+  }
   if (at.numbers.is_object()) s.numbers = read_numbers(at.numbers);
   if (at.synth.is_object()) {
     schema::Reader r(at.synth, "synth");
     r.number("tokens", s.synth.tokens, "", {.above = 0});
     r.boolean("documents", s.synth.documents, "");
+    r.integer("conversations", s.synth.conversations, "", {.at_least = 1});
     r.finish();
   }
   return s;

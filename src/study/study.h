@@ -33,16 +33,21 @@ struct Target {
 struct SynthData {
   double tokens = 0;  // 0: the data is the user's to name
   bool documents = false;
+  std::int64_t conversations = 0;  // made of the documents, for fine-tuning
 };
 
 // A study at one scale.
 struct Study {
   std::string name, title, paper, question, scale;
   std::string note;                                                        // what a reader has to know of this scale
+  std::string text;                                                        // {text} of `after`: what a model reads
   Request request;                                                         // base and axes
   std::vector<std::pair<std::string, std::vector<std::string>>> commands;  // a row's label and its command, where nothing is trained
-  std::vector<std::string> after;  // a command for every finished run: {dir} and {valid} stand for its directory and its data
+  std::vector<std::string> after;  // a command for every finished run: {dir}, {valid} and {text} stand for its directory and texts
   bool counts_statistics = false;  // a table of the methods themselves
+  bool alone = false;              // speeds are compared: one run at a time unless --jobs says otherwise
+  Json first;                      // base and axes of models that are trained first; {first} stands for their folder
+  std::string rows_path;           // rows are the items of this list of what the command printed, by their name
   std::vector<Column> columns;     // none: the sweep's own table
   std::string rank_by;             // a column's name; "" = the validation loss
   bool lower_is_better = true;

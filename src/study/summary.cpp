@@ -175,7 +175,7 @@ std::string spread_text(const Spread& s, int digits) {
 
 std::string rank_text(std::vector<Ranked> all, const std::string& what, bool lower, int digits) {
   std::erase_if(all, [](const Ranked& r) { return r.value.n == 0; });
-  if (all.empty()) return "No run is done yet.";
+  if (all.empty()) return "There is nothing to compare yet.";
   std::stable_sort(all.begin(), all.end(),
                    [&](const Ranked& a, const Ranked& b) { return lower ? a.value.mean < b.value.mean : a.value.mean > b.value.mean; });
   const Ranked& first = all.front();

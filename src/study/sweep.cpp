@@ -114,8 +114,7 @@ class Sweep {
 
   JobCount make_jobs() {
     if (plan_.runs.empty()) return JobCount(1);
-    device_ = train::read_run_config(plan_.runs.front().tree, Verify::no, plan_.work).run.device;
-    on_gpu_ = parse_device(device_).is_cuda();
+    on_gpu_ = parse_device(train::read_run_config(plan_.runs.front().tree, Verify::no, plan_.work).run.device).is_cuda();
     const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
     return JobCount(options_.jobs, on_gpu_ ? kMostOnAGpu : cores);
   }
@@ -211,21 +210,22 @@ class Sweep {
       total += a.progress.tok_s;
     }
     if (!heard || jobs_.settled()) return;
-    if (jobs_.would_rise(total) && !room_for_one_more()) return jobs_.no_more();
+    if (const int more = jobs_.rise(total); more > 0 && !room_for(more)) return jobs_.no_more();
     const int before = jobs_.now();
     jobs_.measured(total);
+    table_.clear();
     log::info("{} at once: {} tok/s in all{}", before, log::human_count(total),
               jobs_.settled() ? fmt::format("; {} at once from here on", jobs_.now()) : "");
   }
 
-  bool room_for_one_more() {
+  bool room_for(int more) {
     try {
       train::RunConfig c =
           train::read_run_config(read_yaml(options_.folder / record(active_.front()).dir / "resolved.yaml"), Verify::no, plan_.work);
       c.device = parse_device(c.run.device);
       const train::MemoryPlan needs = train::plan_memory(c, c.train.micro_batch);
       const double libraries = on_gpu_ ? 1.5e9 : 0.2e9;  // a context, workspaces, code
-      return static_cast<double>(free_memory(c.device)) > 1.1 * needs.device() + libraries;
+      return static_cast<double>(free_memory(c.device)) > more * (1.1 * needs.device() + libraries);
     } catch (const Error&) {
       return false;
     }
@@ -253,7 +253,6 @@ class Sweep {
   const SweepOptions& options_;
   FolderLock lock_;
   Index index_;
-  std::string device_;
   bool on_gpu_ = false, told_ = false;
   JobCount jobs_;
   std::vector<std::size_t> waiting_;  // of the index, the next one last

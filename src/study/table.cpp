@@ -39,6 +39,11 @@ Value target_step(const Result& r) {
   return loss ? first_step_at(r.run->valid, *loss) : std::nullopt;
 }
 
+Value target_seconds(const Result& r) {
+  const Value step = target_step(r);
+  return step ? value_at(r.run->seconds, *step) : std::nullopt;
+}
+
 // The mean over tasks of what each was last found to be.
 Value task_average(const Result& r) {
   double sum = 0;
@@ -74,9 +79,10 @@ const Kind kKinds[] = {
     {"variance", [](const Result& r) { return of_last_layer(r, &report::LayerRecord::variance); }},
     {"target_loss", target_loss},
     {"target_step", target_step},
+    {"target_seconds", target_seconds},
     {"target_hours",
      [](const Result& r) {
-       const Value step = target_step(r), seconds = step ? value_at(r.run->seconds, *step) : std::nullopt;
+       const Value seconds = target_seconds(r);
        return seconds ? Value(*seconds / kHour) : std::nullopt;
      }},
 };
@@ -126,7 +132,19 @@ std::string rules(std::size_t columns) {
   return line(cells);
 }
 
-std::string paper_text(const Json& value) { return value.is_null() ? "–" : label_of(value); }
+int decimals(const Json& value) {
+  const std::string text = label_of(value);
+  const std::size_t dot = text.find('.');
+  return value.is_number() && dot != std::string::npos ? static_cast<int>(text.size() - dot - 1) : 0;
+}
+
+// The values of a column have as many digits as the longest of them.
+std::string paper_text(const PaperNumbers& paper, std::size_t column, const Json& value) {
+  if (!value.is_number()) return value.is_null() ? "–" : label_of(value);
+  int digits = 0;
+  for (const auto& row : paper.rows) digits = std::max(digits, decimals(row.second[column]));
+  return fmt::format("{:.{}f}", value.get<double>(), digits);
+}
 
 // What the paper has in the row and column of ours; "" where it has nothing.
 std::string beside_ours(const std::optional<PaperNumbers>& paper, const std::string& row, const std::string& column) {
@@ -135,7 +153,22 @@ std::string beside_ours(const std::optional<PaperNumbers>& paper, const std::str
   const auto at = std::find(paper->columns.begin(), paper->columns.end(), column) - paper->columns.begin();
   if (found == paper->rows.end() || at == std::ssize(paper->columns)) return "";
   const Json& value = found->second[static_cast<std::size_t>(at)];
-  return value.is_null() ? "" : fmt::format(" (paper {})", label_of(value));
+  return value.is_null() ? "" : fmt::format(" (paper {})", paper_text(*paper, static_cast<std::size_t>(at), value));
+}
+
+}  // namespace
+
+namespace {
+
+// One row for each command, or for each item of a list that one printed.
+std::vector<std::pair<std::string, Json>> rows_of(const Study& study, const std::vector<std::pair<std::string, Json>>& printed) {
+  if (study.rows_path.empty()) return printed;
+  std::vector<std::pair<std::string, Json>> out;
+  for (const auto& [label, json] : printed) {
+    if (!json.is_object() || !json.contains(study.rows_path)) continue;
+    for (const Json& item : json[study.rows_path]) out.emplace_back(item.value("name", label), item);
+  }
+  return out;
 }
 
 }  // namespace
@@ -187,7 +220,7 @@ Table make_table(const Study& study, const Index& index, const fs::path& folder,
 
 Table make_table(const Study& study, const std::vector<std::pair<std::string, Json>>& printed) {
   Table table{.columns = study.columns};
-  for (const auto& [label, json] : printed) {
+  for (const auto& [label, json] : rows_of(study, printed)) {
     TableRow row{.label = label};
     if (json.is_null()) row.ended = "failed";
     for (const Column& c : study.columns) {
@@ -239,7 +272,7 @@ std::string paper_markdown(const PaperNumbers& paper) {
   std::string out = line(head) + rules(head.size());
   for (const auto& [label, values] : paper.rows) {
     std::vector<std::string> cells = {label};
-    for (const Json& v : values) cells.push_back(paper_text(v));
+    for (std::size_t c = 0; c < values.size(); ++c) cells.push_back(paper_text(paper, c, values[c]));
     out += line(cells);
   }
   return out;

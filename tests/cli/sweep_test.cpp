@@ -90,7 +90,7 @@ TEST(Sweep, ASignalIsPassedOnAndTheIndexSaysSo) {
   {
     Process process(words);
     const fs::path metrics = place.path / "sweep" / "seed-0" / "metrics.jsonl";
-    while (!fs::exists(metrics) || fs::file_size(metrics) < 500) usleep(10000);
+    for (int i = 0; i < 6000 && (!fs::exists(metrics) || fs::file_size(metrics) < 500); ++i) usleep(10000);
     process.send(SIGTERM);
     EXPECT_EQ(process.wait(), 143) << process.messages();
     says(process.messages(), "interrupted");

@@ -134,7 +134,9 @@ TEST(Jobs, RiseWhileAllTogetherAreFaster) {
   jobs.measured(100);
   EXPECT_EQ(jobs.now(), 2);
   jobs.measured(150);
-  EXPECT_EQ(jobs.now(), 3);
+  EXPECT_EQ(jobs.now(), 4);
+  EXPECT_EQ(jobs.rise(152), 0);
+  EXPECT_EQ(jobs.rise(300), 4);
   jobs.measured(152);  // not a twentieth more
   EXPECT_EQ(jobs.now(), 2);
   EXPECT_TRUE(jobs.settled());
@@ -143,10 +145,11 @@ TEST(Jobs, RiseWhileAllTogetherAreFaster) {
   JobCount given(3, 8);
   given.measured(1);
   EXPECT_EQ(given.now(), 3);
-  JobCount few(0, 2);
+  JobCount few(0, 3);
   few.measured(1);
   few.measured(2);
-  EXPECT_EQ(few.now(), 2);
+  few.measured(3);
+  EXPECT_EQ(few.now(), 3);
   EXPECT_TRUE(few.settled());
 }
 

@@ -1,0 +1,89 @@
+// bhyt reproduce: studies from the command line, at the scale that takes seconds.
+#include "tests/cli/training.h"
+
+namespace bhyt::test {
+namespace {
+
+Outcome reproduce(const Place& place, const Words& words) {
+  return bhyt(Words{"reproduce"} + words + Words{"--out", (place.path / "study").string()});
+}
+
+TEST(Reproduce, ListsItsStudies) {
+  const Outcome out = bhyt({"reproduce"});
+  EXPECT_EQ(out.code, 0);
+  for (const char* name : {"lr-robustness", "pretraining", "time-to-loss", "norm-latency"}) says(out.out, name);
+  EXPECT_EQ(bhyt({"reproduce", "pretrainig"}).code, 2);
+  EXPECT_EQ(bhyt({"reproduce", "gain", "scale=huge"}).code, 2);
+  EXPECT_EQ(bhyt({"reproduce", "gain", "seeds=none"}).code, 2);
+  EXPECT_EQ(bhyt({"reproduce", "gain", "train.lrr=1"}).code, 2);
+}
+
+TEST(Reproduce, ADryRunOfEveryStudyRunsNothing) {
+  const Place place;
+  for (const char* name : {"ablation", "approximation", "curves", "depth", "embedding", "gain", "generation", "lambda", "layers",
+                           "lr-robustness", "norm-latency", "p", "pretraining", "sft", "statistics", "time-to-loss", "toy"}) {
+    const Outcome out = reproduce(place, {name, "--dry-run"});
+    EXPECT_EQ(out.code, 0) << name << out.err;
+    says(out.out, "runs    ");
+  }
+  says(reproduce(place, {"lr-robustness", "seeds=4", "--dry-run"}).out, "runs    16");
+  EXPECT_FALSE(fs::exists(place.path / "study"));
+}
+
+TEST(Reproduce, AStudyEndsInItsTableAndGoesOn) {
+  const Place place;
+  const Words study = {"lr-robustness", "seeds=2", "train.steps=10", "--jobs", "2"};
+  const Outcome out = reproduce(place, study);
+  ASSERT_EQ(out.code, 0) << out.err;
+  says(out.out, "| variant | lr 0.002 | lr 0.008 |");
+  says(out.out, "standard errors");
+  const Json study_json = Json::parse(read_text(place.path / "study" / "study.json"));
+  EXPECT_EQ(study_json["rows"].size(), 4u);
+  EXPECT_EQ(study_json["rows"][0]["valid_loss"]["n"], 2);
+  const std::string page = read_text(place.path / "study" / "report.html");
+  says(page, "Loss by lr");
+  says(page, "<svg class=\"plot\" id=\"across\"");
+  const Outcome again = reproduce(place, study);
+  says(again.err, "8 of 8 runs have ended already");
+  EXPECT_EQ(again.out, out.out);
+}
+
+TEST(Reproduce, ColumnsAndThePapersNumbers) {
+  const Place place;
+  const Outcome out = reproduce(place, {"layers", "seeds=1", "train.steps=10", "--json"});
+  ASSERT_EQ(out.code, 0) << out.err;
+  const Json j = Json::parse(out.out);
+  ASSERT_EQ(j["rows"].size(), 2u);
+  // The last block's output as the run itself wrote it.
+  for (const Json& row : j["rows"]) {
+    Json layers;
+    for (const Json& line : metrics_of(place.path / "study" / (row["label"].get<std::string>() + "_seed-0")))
+      if (line.contains("layers")) layers = line["layers"];
+    EXPECT_EQ(row["values"]["last variance"]["mean"], layers["variance"].back());
+  }
+  says(read_text(place.path / "study" / "study.md"), "| BHyT | 140 | 8 |");
+}
+
+TEST(Reproduce, FineTuningStartsFromModelsThatItTrainsFirst) {
+  const Place place;
+  const Outcome out = reproduce(place, {"sft", "seeds=1"});
+  ASSERT_EQ(out.code, 0) << out.err;
+  says(out.out, "|  | train loss | eval loss | text PPL |");
+  EXPECT_EQ(names_in(place.path / "study" / "first", "RMSNorm"), Words{"RMSNorm"});
+  EXPECT_EQ(names_in(place.path / "study" / "first", "DyT"), Words{});  // nobody asks for it at this scale
+  const Json study_json = Json::parse(read_text(place.path / "study" / "study.json"));
+  for (const Json& row : study_json["rows"]) EXPECT_GT(row["values"]["text PPL"]["mean"].get<double>(), 1);
+}
+
+TEST(Reproduce, WhatACommandCannotDoIsToldByName) {
+  const Place place;
+  write_text(place.path / "mine.yaml",
+             "{title: Mine, paper: ours, question: none, commands: {one: [nonsense, --json], two: [nonsense, --json]}, "
+             "table: {columns: [{name: x, path: a}]}}");
+  const Outcome out = reproduce(place, {(place.path / "mine.yaml").string()});
+  EXPECT_EQ(out.code, 1);
+  says(out.out, "this study needs `bhyt nonsense --json`, which this program does not have");
+}
+
+}  // namespace
+}  // namespace bhyt::test
