@@ -109,7 +109,7 @@ std::vector<Analyzed> find_models(const AnalyzeFlags& f) {
   const Verify verify = f.no_verify ? Verify::no : Verify::yes;
   std::vector<Analyzed> out;
   for (const std::string& named : f.models) {
-    const fs::path folder = named_checkpoint(named, verify);
+    const fs::path folder = fs::canonical(named_checkpoint(named, verify));  // a run's best one is a link
     out.push_back({folder, named, step_of_folder(folder)});
   }
   if (!f.checkpoints.empty()) {
@@ -118,7 +118,7 @@ std::vector<Analyzed> find_models(const AnalyzeFlags& f) {
     std::reverse(steps.begin(), steps.end());
     for (const std::int64_t step : steps) {
       const fs::path folder = checkpoint_folder(f.checkpoints, step);
-      out.push_back({named_checkpoint(folder, verify), folder.string(), step});
+      out.push_back({fs::canonical(named_checkpoint(folder, verify)), folder.string(), step});
     }
   }
   check_usage(!out.empty(), "expected --model DIR, or --checkpoints RUN");

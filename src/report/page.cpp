@@ -213,7 +213,7 @@ std::string scalars_section(const std::vector<Run>& runs, const std::vector<Figu
 // λ and α are not alone: what the norms do with the stream.
 std::string norms_section(const std::vector<Figure>& figures, double window) {
   return section("Norms over training",
-                 "Each line is one layer, as in the section before. Saturation is the share of |f| > 0.95; s̃² is the second site’s "
+                 "Each line is one layer, the first light, the last dark. Saturation is the share of |f| > 0.95; s̃² is the second site’s "
                  "statistic as the block’s input gives it, s² what the norm sees; of a sample of the tokens.",
                  "halves", figures_of(figures, "norms", window));
 }

@@ -107,6 +107,10 @@ TEST_F(AnalyzeCommand, SeveralModelsAndCheckpoints) {
   EXPECT_EQ(run["models"][1]["step"], 4);
   EXPECT_EQ(run["models"][1]["layers"].size(), 1u);
   EXPECT_NE(run["models"][0]["loss"], run["models"][1]["loss"]);
+  fs::create_directory_symlink("checkpoint-2", at("bhyt/best"));
+  EXPECT_EQ(json(of("bhyt") + Words{"--layers", "2"})["models"][0]["step"], 2);
+  EXPECT_EQ(json(of("bhyt/checkpoint-4/") + Words{"--layers", "2"})["models"][0]["step"], 4);
+  fs::remove(at("bhyt/best"));
 }
 
 TEST_F(AnalyzeCommand, PrintsTablesAndWritesFigures) {
