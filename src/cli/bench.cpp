@@ -209,7 +209,8 @@ void add_options(CLI::App& app, BenchFlags& f) {
   app.add_option("--new-tokens", f.new_tokens, "generation: answers of these lengths")
       ->delimiter(',')
       ->capture_default_str()
-      ->check(between(1));
+      ->check(between(1))
+      ->allow_extra_args(false);
   app.add_option("--warmup", f.warmup, "generation: batches before the first that is timed")
       ->capture_default_str()
       ->check(between(0, 1000));
@@ -217,7 +218,11 @@ void add_options(CLI::App& app, BenchFlags& f) {
   app.add_option("--requests", f.requests, "requests: how many; prompts of seq_len/32 to seq_len tokens, answers of up to half of that")
       ->capture_default_str()
       ->check(between(1, 100000));
-  app.add_option("--sequences", f.sequences, "norm-calls: lengths of sequences")->delimiter(',')->capture_default_str()->check(between(1));
+  app.add_option("--sequences", f.sequences, "norm-calls: lengths of sequences")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->check(between(1))
+      ->allow_extra_args(false);
   f.repack.add_to(app);
 }
 
