@@ -265,6 +265,7 @@ int cmd_bench(const Args& args) {
   };
   for_each([](const Test& test, const train::RunConfig& c) { check_memory(test, c); });
   Json list = Json::array();
+  const bool one_length = gives(f.overrides, "data.seq_len=") && !app.count("--sequences");  // of norm-calls
   std::vector<LlamaRow> table;
   for_each([&](const Test& test, const train::RunConfig& c) {
     Context ctx(c.device, static_cast<int>(c.run.threads));
@@ -280,7 +281,7 @@ int cmd_bench(const Args& args) {
                      .warmup = f.warmup,
                      .timed = f.timed,
                      .requests = f.requests,
-                     .sequences = f.sequences};
+                     .sequences = one_length ? std::vector{c.data.seq_len} : f.sequences};
     const std::vector<Result> results = test.run(s);
     for (const Result& r : results) {
       if (!f.json) print_row(r, s.dtype);

@@ -177,6 +177,16 @@ TEST(AttentionConcentration, OfUniformAndOfSharpAttention) {
   EXPECT_NEAR(attention_concentration(ctx, c, rows, q, k), ((1 + 1.0 / 2 + 1.0 / 3) / 3 + (1 + away) / 2) / 2, 1e-6);
 }
 
+// Heads that share keys are neighbours.
+TEST(AttentionConcentration, OfGroupedHeads) {
+  Context& ctx = test::context_on(Device::cpu());
+  ModelConfig c;
+  c.heads = 4, c.kv_heads = 2, c.head_dim = 1;
+  Matrix q{.rows = 2, .cols = 4, .values = {0, 0, 0, 0, 0, 500, 0, 500}}, k{.rows = 2, .cols = 2, .values = {1, 0, 0, 0}};
+  // The second token's heads: 0 has no query, 1 looks at the first key of the first pair alone, 2 and 3 meet keys of zeros.
+  EXPECT_NEAR(attention_concentration(ctx, c, {.batch = 1, .seq = 2}, q, k), (4 + 0.5 + 1 + 0.5 + 0.5) / 8, 1e-6);
+}
+
 std::unique_ptr<Model> new_model(Context& ctx, const std::string& method) {
   ModelConfig c;
   c.d = 32, c.layers = 3, c.heads = 4, c.kv_heads = 2, c.head_dim = 8, c.mlp = 48, c.vocab = 61, c.init_std = 0.1;
