@@ -98,13 +98,13 @@ TEST(SpectralNorm, OfMatricesWhoseNormIsKnown) {
     for (const double b : v) vv += b * b;
     EXPECT_NEAR(spectral_norm(m, n), std::sqrt(uu * vv), 1e-12 * std::sqrt(uu * vv)) << n;
   }
-  // A rotation and a reflection of diag(1 … 20) are as long as it is.
+  // diag(1 … 20) behind a reflection is as long as it is, and its columns are not at right angles.
   std::vector<double> m(400, 0.0);
   const std::vector<double> v = normals(3, 20);
   double vv = 0;
   for (const double a : v) vv += a * a;
   for (std::size_t i = 0; i < 20; ++i)
-    for (std::size_t j = 0; j < 20; ++j) m[i * 20 + j] = ((i == j ? 1 : 0) - 2 * v[i] * v[j] / vv) * static_cast<double>(j + 1);
+    for (std::size_t j = 0; j < 20; ++j) m[i * 20 + j] = ((i == j ? 1 : 0) - 2 * v[i] * v[j] / vv) * static_cast<double>(i + 1);
   EXPECT_NEAR(spectral_norm(m, 20), 20, 1e-12);
 }
 
