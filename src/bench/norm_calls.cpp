@@ -31,50 +31,47 @@ class NormCalls {
     model_.refresh_constants();
   }
 
-  // As Block::forward and the pass around it make them (model/block.cpp, model/activations.cpp).
   void run(const CallBuffers& b) const {
-    const Tensor ms(b.stats1.t.data, DType::f32, ctx_.device(), {b.x.t.rows()});
-    Tensor pending;
-    for (const Block& block : model_.blocks()) {
-      norm(ctx_, block.site1(), {.x = b.x, .add = pending, .sum = b.x, .z = b.z, .stats = b.stats1});
-      if (block.out1()) norm(ctx_, *block.out1(), {.x = b.output, .z = b.branch, .stats = b.stats2});
-      block.compute_constant(ctx_, constant_);
-      const Given given = block.given(ms, constant_);
-      norm(ctx_, block.site2(),
-           {.x = b.x,
-            .add = b.branch,
-            .sum = b.x,
-            .z = b.z,
-            .stats = b.stats2,
-            .given = block.site2().stat == Stat::given ? &given : nullptr});
-      if (block.out2()) norm(ctx_, *block.out2(), {.x = b.output, .z = b.branch, .stats = b.stats2});
-      pending = b.branch;
-    }
-    norm(ctx_, model_.last(), {.x = b.x, .add = pending, .sum = b.x, .z = b.z, .stats = b.stats1});
+    each_call(b, [&](const NormSite& site, const NormForward& call) { norm(ctx_, site, call); });
   }
 
   struct Counts {
-    int calls = 0, statistics = 0;  // statistics: passes over a row before it is mapped, those of approximations are none
+    int calls = 0, statistics = 0;  // statistics: sums over a row before it is mapped; an approximated site has none
     double tensors = 0;             // activations read and written
   };
-  Counts counts() const {
+  Counts counts(const CallBuffers& b) const {
     Counts n;
-    const auto add = [&](const NormSite& site, bool fused) {
+    each_call(b, [&](const NormSite& site, const NormForward& call) {
       ++n.calls;
       n.statistics += site.stat != Stat::none && site.stat != Stat::given;
-      n.tensors += fused ? 4 : 2;  // x and what is added in; the sum and z out
-    };
-    for (const Block& block : model_.blocks()) {
-      add(block.site1(), &block != &model_.blocks().front());
-      if (block.out1()) add(*block.out1(), false);
-      add(block.site2(), true);
-      if (block.out2()) add(*block.out2(), false);
-    }
-    add(model_.last(), true);
+      n.tensors += call.add ? 4 : 2;  // x and what is added in; the sum and z out
+    });
     return n;
   }
 
  private:
+  // As Block::forward and the pass around it make them (model/block.cpp, model/activations.cpp), each layer's C too.
+  template <class F>
+  void each_call(const CallBuffers& b, F&& call) const {
+    const Tensor ms(b.stats1.t.data, DType::f32, ctx_.device(), {b.x.t.rows()});
+    Tensor pending;
+    for (const Block& block : model_.blocks()) {
+      call(block.site1(), NormForward{.x = b.x, .add = pending, .sum = b.x, .z = b.z, .stats = b.stats1});
+      if (block.out1()) call(*block.out1(), NormForward{.x = b.output, .z = b.branch, .stats = b.stats2});
+      block.compute_constant(ctx_, constant_);
+      const Given given = block.given(ms, constant_);
+      call(block.site2(), NormForward{.x = b.x,
+                                      .add = b.branch,
+                                      .sum = b.x,
+                                      .z = b.z,
+                                      .stats = b.stats2,
+                                      .given = block.site2().stat == Stat::given ? &given : nullptr});
+      if (block.out2()) call(*block.out2(), NormForward{.x = b.output, .z = b.branch, .stats = b.stats2});
+      pending = b.branch;
+    }
+    call(model_.last(), NormForward{.x = b.x, .add = pending, .sum = b.x, .z = b.z, .stats = b.stats1});
+  }
+
   static ModelConfig shrunk(ModelConfig c, const NormConfig& norm) {
     c.heads = c.kv_heads = 1;
     c.head_dim = 2;
@@ -116,7 +113,7 @@ std::vector<Result> bench_norm_calls(const Settings& s) {
     const std::vector<double> t = take_turns(s.ctx, jobs, s.reps);
     const double limit = 2 * static_cast<double>(to.t.bytes()) / t[0] * 1e-9;
     for (std::size_t i = 0; i < all.size(); ++i) {
-      const NormCalls::Counts n = all[i]->counts();
+      const NormCalls::Counts n = all[i]->counts(buffers);
       const double moved = n.tensors * static_cast<double>(buffers.x.t.bytes()), seconds = t[i + 1];
       results.push_back({.test = fmt::format("norm-calls {} {}×{}", names[i], s.batch, seq),
                          .gb_s = moved * 1e-9 / seconds,

@@ -41,8 +41,10 @@ double bytes_for_norm(const train::RunConfig& c) {
   return 4 * bytes;  // x, what is added to it, their sum and z
 }
 
-// The copy that is compared with; sequences are small beside it.
-double bytes_for_norm_calls(const train::RunConfig&) { return 2.0 * kBeyondCache; }
+// The copy that is compared with, and what the calls read and write; 8192 is the longest unless others are asked for.
+double bytes_for_norm_calls(const train::RunConfig& c) {
+  return 2.0 * kBeyondCache + 4.0 * static_cast<double>(c.train.batch) * 8192 * static_cast<double>(c.model.config.d) * element(c);
+}
 
 double bytes_for_gemm(const train::RunConfig& c) {
   double most = 0;

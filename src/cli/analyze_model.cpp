@@ -15,7 +15,8 @@ namespace bhyt::cli {
 
 void OnModel::add_to(CLI::App& app) {
   app.add_option("--model", model, "checkpoint folder, or a run directory: its best or newest checkpoint");
-  app.add_option("--data", data, "what the model reads: texts (.txt, .jsonl, plain or with .gz or .zst) or token files");
+  app.add_option("--data", data, "what the model reads: texts (.txt, .jsonl, plain or with .gz or .zst) or token files; may be given again")
+      ->allow_extra_args(false);
   app.add_option("--tokens", tokens, "how many tokens, in whole rows")->capture_default_str()->transform(count())->check(between(1));
   app.add_option("--seq-len", seq, "tokens of a row (default: what the model was trained with, up to 512)")
       ->transform(count())

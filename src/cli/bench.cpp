@@ -209,7 +209,8 @@ void add_options(CLI::App& app, BenchFlags& f) {
   app.add_option("--new-tokens", f.new_tokens, "generation: answers of these lengths")
       ->delimiter(',')
       ->capture_default_str()
-      ->check(between(1));
+      ->check(between(1))
+      ->allow_extra_args(false);
   app.add_option("--warmup", f.warmup, "generation: batches before the first that is timed")
       ->capture_default_str()
       ->check(between(0, 1000));
@@ -217,7 +218,11 @@ void add_options(CLI::App& app, BenchFlags& f) {
   app.add_option("--requests", f.requests, "requests: how many; prompts of seq_len/32 to seq_len tokens, answers of up to half of that")
       ->capture_default_str()
       ->check(between(1, 100000));
-  app.add_option("--sequences", f.sequences, "norm-calls: lengths of sequences")->delimiter(',')->capture_default_str()->check(between(1));
+  app.add_option("--sequences", f.sequences, "norm-calls: lengths of sequences")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->check(between(1))
+      ->allow_extra_args(false);
   f.repack.add_to(app);
 }
 
@@ -260,6 +265,7 @@ int cmd_bench(const Args& args) {
   };
   for_each([](const Test& test, const train::RunConfig& c) { check_memory(test, c); });
   Json list = Json::array();
+  const bool one_length = gives(f.overrides, "data.seq_len=") && !app.count("--sequences");  // of norm-calls
   std::vector<LlamaRow> table;
   for_each([&](const Test& test, const train::RunConfig& c) {
     Context ctx(c.device, static_cast<int>(c.run.threads));
@@ -275,7 +281,7 @@ int cmd_bench(const Args& args) {
                      .warmup = f.warmup,
                      .timed = f.timed,
                      .requests = f.requests,
-                     .sequences = f.sequences};
+                     .sequences = one_length ? std::vector{c.data.seq_len} : f.sequences};
     const std::vector<Result> results = test.run(s);
     for (const Result& r : results) {
       if (!f.json) print_row(r, s.dtype);

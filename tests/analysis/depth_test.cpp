@@ -144,14 +144,14 @@ TEST(MeasureDepth, TermsOfTheRecursionAddUp) {
     for (const char* method : {"rmsnorm", "bhyt", "peri", "dyt", "lns"}) {
       SCOPED_TRACE(method);
       const auto model = new_model(ctx, method);
-      const TokenRows rows = random_tokens(4, 24, 61, 5);
+      const TokenRows rows = random_tokens(12, 24, 61, 5);  // more than the MLP's curve is made from
       const DepthMeasure m = measure_depth(ctx, *model, rows);
       ASSERT_EQ(m.attention.size(), 3u);
       // The profile is the variance of the blocks' inputs, token mean.
       std::vector<double> seen;
       walk_layers(ctx, *model, rows, {Point::block_input}, [&](const LayerValues& v) {
         double sum = 0;
-        for (std::int64_t t = 0; t < 96; ++t) sum += plain_variance(v.at(Point::block_input).row(t)) / 96;
+        for (std::int64_t t = 0; t < 288; ++t) sum += plain_variance(v.at(Point::block_input).row(t)) / 288;
         seen.push_back(sum);
       });
       const std::vector<double> profile = measured_profile(m);

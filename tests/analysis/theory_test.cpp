@@ -98,13 +98,13 @@ TEST(SpectralNorm, OfMatricesWhoseNormIsKnown) {
     for (const double b : v) vv += b * b;
     EXPECT_NEAR(spectral_norm(m, n), std::sqrt(uu * vv), 1e-12 * std::sqrt(uu * vv)) << n;
   }
-  // A rotation and a reflection of diag(1 … 20) are as long as it is.
+  // diag(1 … 20) behind a reflection is as long as it is, and its columns are not at right angles.
   std::vector<double> m(400, 0.0);
   const std::vector<double> v = normals(3, 20);
   double vv = 0;
   for (const double a : v) vv += a * a;
   for (std::size_t i = 0; i < 20; ++i)
-    for (std::size_t j = 0; j < 20; ++j) m[i * 20 + j] = ((i == j ? 1 : 0) - 2 * v[i] * v[j] / vv) * static_cast<double>(j + 1);
+    for (std::size_t j = 0; j < 20; ++j) m[i * 20 + j] = ((i == j ? 1 : 0) - 2 * v[i] * v[j] / vv) * static_cast<double>(i + 1);
   EXPECT_NEAR(spectral_norm(m, 20), 20, 1e-12);
 }
 
@@ -175,6 +175,16 @@ TEST(AttentionConcentration, OfUniformAndOfSharpAttention) {
   for (std::size_t t = 3; t < 6; ++t) q.values[4 * t + 2] = q.values[4 * t + 3] = -1;
   const double away = (1 + 1 + 1.0 / 2) / 3;
   EXPECT_NEAR(attention_concentration(ctx, c, rows, q, k), ((1 + 1.0 / 2 + 1.0 / 3) / 3 + (1 + away) / 2) / 2, 1e-6);
+}
+
+// Heads that share keys are neighbours.
+TEST(AttentionConcentration, OfGroupedHeads) {
+  Context& ctx = test::context_on(Device::cpu());
+  ModelConfig c;
+  c.heads = 4, c.kv_heads = 2, c.head_dim = 1;
+  Matrix q{.rows = 2, .cols = 4, .values = {0, 0, 0, 0, 0, 500, 0, 500}}, k{.rows = 2, .cols = 2, .values = {1, 0, 0, 0}};
+  // The second token's heads: 0 has no query, 1 looks at the first key of the first pair alone, 2 and 3 meet keys of zeros.
+  EXPECT_NEAR(attention_concentration(ctx, c, {.batch = 1, .seq = 2}, q, k), (4 + 0.5 + 1 + 0.5 + 0.5) / 8, 1e-6);
 }
 
 std::unique_ptr<Model> new_model(Context& ctx, const std::string& method) {

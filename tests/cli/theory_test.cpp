@@ -120,6 +120,11 @@ TEST(BenchNormCalls, CountsEveryCallOfAForward) {
   EXPECT_EQ(peri.at("bytes").get<std::int64_t>() * 2 * (2 + 8 * 4), rms.at("bytes").get<std::int64_t>() * (2 + 8 * 4 + 8 * 2));
   EXPECT_GT(rms.at("gb_s"), 0);
   EXPECT_GT(rms.at("fraction"), 0);
+  const Outcome one = bhyt({"bench", "norm-calls", "--json", "--reps", "1", "data.seq_len=24", "norm.method=bhyt", "model.preset=tiny",
+                            "dtype=fp32", "device=cpu"});
+  const Json only = Json::parse(one.out);
+  ASSERT_EQ(only.size(), 1u);
+  EXPECT_EQ(only[0].at("sequence"), 24);
   EXPECT_EQ(bhyt({"bench", "norm", "--sequences", "8"}).code, 2);
 }
 
