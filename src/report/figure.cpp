@@ -124,7 +124,7 @@ Figure close_figure(const std::vector<Run>& runs, const std::vector<Level>& leve
       first = std::min(first, half);
       last = std::max(last, half);
     }
-    middle.push_back(median(loss.empty() ? valid.y : loss.y));
+    middle.push_back(std::fmax(median(loss.y), median(valid.y)));  // fine-tuning ends far above its training loss
     lowest = std::fmin(lowest, middle.back());
     f.lines.push_back({.run = static_cast<int>(i), .name = "train", .data = thin(loss, half, end, 340), .smoothed = true});
     f.lines.push_back({.run = static_cast<int>(i), .name = "valid", .data = thin(valid, half, end, 100), .dots = true});

@@ -195,6 +195,16 @@ TEST(Figures, SecondHalfIsEachRunsOwn) {
   EXPECT_EQ(figure_named(make_figures({run_of("long", 1000, 2), run_of("empty", 0, 0)}), "close").x.lo, 500);
 }
 
+// A run that has learned its data by heart: validation, far above training, is in the frame, too.
+TEST(Figures, SecondHalfShowsValidation) {
+  report::Run run = run_of("a", 100, 0.2);
+  for (int s = 60; s <= 100; s += 10) run.valid.add(s, 0.6);
+  const std::vector<Figure> figures = make_figures({run});
+  const Figure& close = figure_named(figures, "close");
+  EXPECT_GT(close.y.hi, 0.6);
+  EXPECT_LT(close.y.lo, 0.2);
+}
+
 TEST(Figures, PeakRateIsTheSchedules) {
   std::vector<report::Run> runs = {run_of("a", 10, 2), run_of("b", 10, 2)};
   const auto caption = [&] { return figure_named(make_figures(runs), "lr").caption; };
