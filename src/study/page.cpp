@@ -170,7 +170,7 @@ std::string layer_sections(const Index& index, const fs::path& folder) {
   std::vector<std::string> names;
   for (const Group& g : group_runs(index))
     for (const Record* r : g.runs)
-      if (r->status == Status::done) {
+      if (r->status == Status::done && fs::exists(folder / r->dir / "metrics.jsonl")) {
         runs.push_back(report::read_run(folder / r->dir));
         runs.back().name = g.label;
         names.push_back(g.label);

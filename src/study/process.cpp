@@ -56,7 +56,7 @@ Child::Child(const std::vector<std::string>& args, const std::string& out, const
 
 Child::~Child() {
   if (pid_ <= 0) return;
-  send(SIGKILL);
+  send(SIGTERM);
   (void)wait();
 }
 

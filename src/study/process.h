@@ -13,7 +13,7 @@ class Child {
   // stdout and stderr go to files ("" = stdout goes to stderr's). The child stops when this process ends, and a ^C on the terminal does not
   // reach it: send() does.
   Child(const std::vector<std::string>& args, const std::string& out, const std::string& err);
-  ~Child();  // killed, if it still runs
+  ~Child();  // asks it to stop and waits, if it still runs
   Child(Child&& other) noexcept;
   Child& operator=(Child&& other) noexcept;
 

@@ -147,7 +147,9 @@ TEST(Sweep, ADryRunSaysWhatItWouldComeTo) {
   says(before.out, "not known before the first run");
   says(before.out, "disk    ");
   EXPECT_FALSE(fs::exists(place.path / "sweep"));
-  ASSERT_EQ(bhyt(words + Words{"train.lr=1e-3"}).code, 0);
+  ASSERT_EQ(bhyt(words + Words{"train.lr=1e-3", "--keep", "none"}).code, 0);
+  EXPECT_TRUE(fs::exists(place.path / "sweep" / "seed-0_lr-0.001" / "metrics.jsonl"));
+  EXPECT_EQ(names_in(place.path / "sweep" / "seed-0_lr-0.001", "checkpoint-"), Words{});
   const Outcome after = bhyt(words + Words{"--dry-run"});
   says(after.out, "2 are done");
   says(after.out, "at the speed of the runs that are done");
