@@ -4,6 +4,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "analysis/layer_watch.h"
@@ -14,7 +15,6 @@ namespace bhyt::analysis {
 struct AnalyzeOptions {
   std::vector<std::int64_t> layers;  // from 1; empty: all
   std::int64_t seq = 1;              // tokens of a row
-  std::int64_t points = 200;         // of each layer's scatter, at most
   // Of the gradient and of the losses with a block left out: the first rows, as many as these hold, at least one.
   std::int64_t batch_tokens = 2048;
   std::function<void(double share)> progress = {};

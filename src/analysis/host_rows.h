@@ -1,6 +1,7 @@
 // Activations on the host, where they are counted.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>

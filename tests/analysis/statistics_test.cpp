@@ -79,7 +79,7 @@ TEST(SiteStats, SaturationOfTheMapAndBeyondLambda) {
   EXPECT_EQ(s.beyond_lambda(), 0.75);
 
   SiteStats erf(SiteFacts{.map = Map::erf, .shift = 1, .alpha = 1});
-  erf.add(rows(4, {0.38f, 0.39f, -2.38f, -2.39f}), std::vector<float>{1}, {});  // with the shift ±1.38 and ±1.39
+  erf.add(rows(4, {0.38f, 0.39f, 0.5f, -2.38f}), std::vector<float>{1}, {});  // with the shift 1.38, 1.39, 1.5 and −1.38
   EXPECT_EQ(erf.saturated(), 0.5);
   EXPECT_FALSE(erf.beyond_lambda());
 
