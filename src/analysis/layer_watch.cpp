@@ -1,5 +1,7 @@
 #include "analysis/layer_watch.h"
 
+#include <algorithm>
+
 #include "core/memory.h"
 
 namespace bhyt::analysis {
@@ -12,12 +14,15 @@ std::vector<float> values_of(Context& ctx, const Tensor& t) {
   return out;
 }
 
-std::vector<Point> points(bool whole) {
-  const std::vector<Point> few{Point::embedding, Point::block_input, Point::scale1,      Point::after_attention,
-                               Point::scale2,    Point::statistic2,  Point::block_output};
-  const std::vector<Point> all{Point::embedding,       Point::block_input, Point::scale1,     Point::z1, Point::q,           Point::k,
-                               Point::after_attention, Point::scale2,      Point::statistic2, Point::z2, Point::block_output};
-  return whole ? all : few;
+// sites: the norms are looked at, too.
+std::vector<Point> points(bool whole, bool sites) {
+  if (whole)
+    return {Point::embedding,       Point::block_input, Point::scale1,     Point::z1, Point::q,           Point::k,
+            Point::after_attention, Point::scale2,      Point::statistic2, Point::z2, Point::block_output};
+  if (sites)
+    return {Point::embedding, Point::block_input, Point::scale1,      Point::after_attention,
+            Point::scale2,    Point::statistic2,  Point::block_output};
+  return {Point::embedding, Point::block_output};
 }
 
 }  // namespace
@@ -50,8 +55,10 @@ LayerWatch::LayerWatch(const Model& model, Observers& observers, const WatchOpti
     if (model.blocks()[static_cast<std::size_t>(l - 1)].site2().stat == Stat::given) layer.approximation.emplace();
   }
   wanted.push_back(0);  // the embedding
+  const bool sites = std::ranges::any_of(
+      layers_, [](const auto& l) { return l.second.approximation || l.second.attention.saturated() || l.second.mlp.saturated(); });
   subscription_ = observers.subscribe(
-      points(options.whole), [this](Context& ctx, const Seen& seen) { see(ctx, seen); }, wanted);
+      points(options.whole, sites), [this](Context& ctx, const Seen& seen) { see(ctx, seen); }, wanted);
 }
 
 void LayerWatch::see(Context& ctx, const Seen& seen) {

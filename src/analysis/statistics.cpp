@@ -87,17 +87,20 @@ void SiteStats::add(const HostRows& x, std::span<const float> a, const HostRows&
   for (std::int64_t r = 0; r < x.rows; ++r) {
     const std::span<const float> row = x.row(r);
     const double mean = facts_.centred ? moments_of(row).mean : 0, scale = static_cast<double>(a[static_cast<std::size_t>(r)]);
+    for (const float v : row) {
+      const double u = scale * (static_cast<double>(v) - mean);
+      saturated_ += std::fabs(u + facts_.shift) > bend;
+      beyond_ += std::fabs(u) > limit;
+    }
+    elements_ += std::ssize(row);
+    if (z.rows == 0) continue;
     double square = 0, linear = 0;
     for (std::size_t i = 0; i < row.size(); ++i) {
       const auto v = static_cast<double>(row[i]);
       const double u = scale * (v - mean), gamma = facts_.gamma.empty() ? 1 : static_cast<double>(facts_.gamma[i]);
-      saturated_ += std::fabs(u + facts_.shift) > bend;
-      beyond_ += std::fabs(u) > limit;
       square += v * v;
       linear += gamma * u * gamma * u;
     }
-    elements_ += std::ssize(row);
-    if (z.rows == 0) continue;
     gained_ += std::ssize(row);
     x_ += square;
     linear_ += linear;

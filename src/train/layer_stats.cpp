@@ -24,8 +24,8 @@ Json scalars(const Parameters& parameters, std::int64_t layers, const char* site
   return any ? out : Json::array();
 }
 
-// What is read from a sample is counted on the host: as many tokens cost little beside a step.
-constexpr std::int64_t kSampled = 512;
+// What is read from a sample is counted on the host, by one thread: of Llama-1B's layers 512 tokens took 0.2 s beside steps of 0.1 s.
+constexpr std::int64_t kSampled = 128;
 
 // One number per block under `name`, where any block has one.
 template <class F>
