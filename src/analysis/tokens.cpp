@@ -19,11 +19,11 @@ std::string_view beginning(std::string_view text, std::size_t bytes) {
   return text.substr(0, bytes);
 }
 
-void read_token_file(const std::string& path, const Tokenizer& tokenizer, std::size_t wanted, std::vector<TokenId>& out) {
+void read_token_file(const std::string& path, const Tokenizer* tokenizer, std::size_t wanted, std::vector<TokenId>& out) {
   const TokenFile file(path);
   const TokenMeta& meta = file.info().meta;
-  check(meta.fingerprint == 0 || meta.fingerprint == tokenizer.fingerprint(),
-        "{} was packed with another tokenizer ({}) than the model's ({})", path, meta.kind, tokenizer.kind());
+  check(meta.fingerprint == 0 || !tokenizer || meta.fingerprint == tokenizer->fingerprint(),
+        "{} was packed with another tokenizer ({}) than the model's ({})", path, meta.kind, tokenizer ? tokenizer->kind() : "");
   const std::size_t n = std::min<std::size_t>(wanted - out.size(), file.tokens()), before = out.size();
   out.resize(before + n);
   file.read(0, n, out.data() + before);
@@ -44,7 +44,12 @@ void read_text_files(const std::vector<std::string>& paths, const std::string& k
 
 }  // namespace
 
-std::vector<TokenId> read_tokens(const TokenSource& source, const Tokenizer& tokenizer) {
+bool has_text(const TokenSource& source) {
+  return !std::ranges::all_of(expand_globs(source.inputs), [](const std::string& path) { return TokenFile::recognised(path); });
+}
+
+std::vector<TokenId> read_tokens(const TokenSource& source, const Tokenizer* tokenizer, std::int64_t vocab) {
+  check(tokenizer || !has_text(source), "[read_tokens] expected a tokenizer for text");
   const auto wanted = static_cast<std::size_t>(source.tokens);
   std::vector<TokenId> out;
   for (const std::string& path : expand_globs(source.inputs)) {
@@ -52,9 +57,10 @@ std::vector<TokenId> read_tokens(const TokenSource& source, const Tokenizer& tok
     if (TokenFile::recognised(path))
       read_token_file(path, tokenizer, wanted, out);
     else
-      read_text_files({path}, source.key, tokenizer, wanted, out);
+      read_text_files({path}, source.key, *tokenizer, wanted, out);
   }
   out.resize(std::min(out.size(), wanted));
+  for (const TokenId id : out) check(id >= 0 && id < vocab, "the data hold the token {}, beyond the model's vocabulary of {}", id, vocab);
   return out;
 }
 

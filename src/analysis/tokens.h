@@ -15,7 +15,10 @@ struct TokenSource {
   std::int64_t tokens = 0;          // the first so many of them
 };
 
-// As many as there are where there are fewer. Error for files that cannot be read, and for token files of another tokenizer.
-std::vector<TokenId> read_tokens(const TokenSource& source, const Tokenizer& tokenizer);
+bool has_text(const TokenSource& source);  // not token files alone
+
+// As many as there are where there are fewer. Error for files that cannot be read, for token files of another tokenizer, and for ids
+// beyond the vocabulary. Only text needs a tokenizer.
+std::vector<TokenId> read_tokens(const TokenSource& source, const Tokenizer* tokenizer, std::int64_t vocab);
 
 }  // namespace bhyt::analysis

@@ -7,8 +7,8 @@
 #include <map>
 #include <set>
 
-#include "analysis/tokens.h"
 #include "cli/analyze.h"
+#include "cli/analyze_model.h"
 #include "cli/cli.h"
 #include "cli/commands.h"
 #include "cli/text_options.h"
@@ -138,11 +138,10 @@ std::int64_t row_length(const AnalyzeFlags& f, const ModelConfig& c) {
 AnalysisJson analyze_one(Context& ctx, const Analyzed& which, const AnalyzeFlags& f, DType type) {
   const auto model = load_model(ctx, which.folder, type);
   const ModelConfig& c = model->config();
-  const auto tokenizer = open_tokenizer(which.folder.string(), f.tokenizer, c.vocab, f.no_verify ? Verify::no : Verify::yes);
   const std::int64_t seq = row_length(f, c);
   check_usage(f.tokens >= seq, "--tokens {} is less than one row of {}; --seq-len makes rows shorter", f.tokens, seq);
-  const std::vector<TokenId> tokens =
-      analysis::read_tokens({.inputs = f.data, .key = f.key, .tokens = f.tokens / seq * seq + 1}, *tokenizer);
+  const std::vector<TokenId> tokens = tokens_for(c, {.inputs = f.data, .key = f.key, .tokens = f.tokens / seq * seq + 1},
+                                                 which.folder.string(), f.tokenizer, f.no_verify ? Verify::no : Verify::yes);
   const auto read = static_cast<double>(std::ssize(tokens));
   log::Progress progress("analyzed", read, "tokens");
   const analysis::Analysis a =

@@ -7,8 +7,6 @@
 #include "cli/cli.h"
 #include "cli/text_options.h"
 #include "core/check.h"
-#include "data/text_chunks.h"
-#include "data/token_file.h"
 #include "model/checkpoint_files.h"
 
 namespace bhyt::cli {
@@ -31,31 +29,11 @@ void OnModel::check() const {
   check_usage(model.empty() == data.empty(), "--model and --data go together: {} is missing", model.empty() ? "--model" : "--data");
 }
 
-std::vector<TokenId> OnModel::read_tokens(const ModelConfig& c, std::size_t wanted, const std::string& home) const {
-  std::vector<TokenId> ids;
-  if (TokenFile::recognised(data[0])) {
-    for (const std::string& path : data) {
-      const TokenFile file(path);
-      check_usage(static_cast<std::int64_t>(file.info().meta.vocab) <= c.vocab, "{} has ids up to {}, the model's vocabulary is {}", path,
-                  file.info().meta.vocab, c.vocab);
-      const std::size_t more = std::min<std::size_t>(wanted - ids.size(), file.tokens()), before = ids.size();
-      ids.resize(before + more);
-      file.read(0, more, ids.data() + before);
-    }
-    return ids;
-  }
-  const auto words = open_tokenizer(home, tokenizer, c.vocab, verify());
-  const std::vector<InputFile> files = find_inputs(data);
-  TextChunkReader reader(files);
-  TextChunk chunk;
-  while (ids.size() < wanted && reader.next(chunk))
-    for_each_text(chunk, key, [&](std::string_view text, std::int64_t) {
-      if (ids.size() >= wanted) return;
-      words->encode(text, ids, {.special = false});
-      if (const auto end = words->end_of_text()) ids.push_back(*end);
-    });
-  ids.resize(std::min(ids.size(), wanted));
-  return ids;
+std::vector<TokenId> tokens_for(const ModelConfig& c, const analysis::TokenSource& source, const std::string& home,
+                                const std::string& tokenizer, Verify verify) {
+  const bool named = !tokenizer.empty() || holds_tokenizer(home) || analysis::has_text(source);
+  const auto words = named ? open_tokenizer(home, tokenizer, c.vocab, verify) : nullptr;
+  return analysis::read_tokens(source, words.get(), c.vocab);
 }
 
 OnModel::Opened OnModel::open(Context& ctx, DType type) const {
@@ -65,7 +43,8 @@ OnModel::Opened OnModel::open(Context& ctx, DType type) const {
   const ModelConfig& c = o.model->config();
   const std::int64_t length = row_length(c), rows = std::max<std::int64_t>(1, tokens / length);
   check_usage(length <= c.max_positions, "--seq-len {} is more than the {} tokens that the model reads at most", length, c.max_positions);
-  const std::vector<TokenId> ids = read_tokens(c, static_cast<std::size_t>(rows * length), tokenizer_home(checkpoint, beside));
+  const std::vector<TokenId> ids =
+      tokens_for(c, {.inputs = data, .key = key, .tokens = rows * length}, tokenizer_home(checkpoint, beside), tokenizer, verify());
   check_usage(std::ssize(ids) >= length, "--data holds {} tokens, which is less than a row of {}; --seq-len N takes shorter ones",
               ids.size(), length);
   o.rows = {.batch = std::ssize(ids) / length, .seq = length};

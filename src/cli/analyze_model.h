@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "analysis/depth_walk.h"
+#include "analysis/tokens.h"
 #include "io/checkpoint_folders.h"
 #include "text/tokenizer.h"
 
@@ -14,6 +15,10 @@ class App;
 }  // namespace CLI
 
 namespace bhyt::cli {
+
+// What a model is given to read. The tokenizer is the one that is named, or that of `home`; token files do without.
+std::vector<TokenId> tokens_for(const ModelConfig& c, const analysis::TokenSource& source, const std::string& home,
+                                const std::string& tokenizer, Verify verify);
 
 // --model, --data and what belongs to them.
 struct OnModel {
@@ -36,7 +41,6 @@ struct OnModel {
 
  private:
   std::int64_t row_length(const ModelConfig& c) const { return seq > 0 ? seq : std::min<std::int64_t>(trained_length(c), 512); }
-  std::vector<TokenId> read_tokens(const ModelConfig& c, std::size_t wanted, const std::string& home) const;
 };
 
 }  // namespace bhyt::cli

@@ -75,6 +75,22 @@ TEST(Reproduce, FineTuningStartsFromModelsThatItTrainsFirst) {
   for (const Json& row : study_json["rows"]) EXPECT_GT(row["values"]["text PPL"]["mean"].get<double>(), 1);
 }
 
+TEST(Reproduce, StudiesTakeWhatOtherCommandsPrint) {
+  const Place place;
+  const auto rows = [&](const char* name) {
+    const Outcome out = bhyt({"reproduce", name, "--json", "--out", (place.path / name).string()});
+    EXPECT_EQ(out.code, 0) << name << out.err;
+    return Json::parse(out.out)["rows"];
+  };
+  for (const Json& row : rows("approximation")) {
+    const double r = row["values"]["r, mean of layers"]["mean"].get<double>();
+    EXPECT_GT(r, 0.1);
+    EXPECT_LT(r, 1);
+  }
+  EXPECT_GT(rows("toy").size(), 20u);
+  for (const Json& row : rows("norm-latency")) EXPECT_GT(row["values"]["32"]["mean"].get<double>(), 0);
+}
+
 TEST(Reproduce, WhatACommandCannotDoIsToldByName) {
   const Place place;
   write_text(place.path / "mine.yaml",
