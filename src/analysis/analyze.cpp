@@ -58,11 +58,14 @@ void for_each_piece(Context& ctx, std::span<const std::int32_t> tokens, std::int
 constexpr std::int64_t kTokensAtATime = 2048;
 std::int64_t rows_at_a_time(std::int64_t seq) { return std::max<std::int64_t>(kTokensAtATime / seq, 1); }
 
-void refuse_what_is_not_finite(const LayerWatch& watch, double loss) {
+void refuse_what_is_not_finite(const LayerWatch& watch, std::int64_t layers, double loss) {
   check(watch.embedding().finite(), "the model gives no numbers: the embedding's output is not finite");
+  const bool all = std::ssize(watch.layers()) == layers;
   for (const auto& [number, layer] : watch.layers())
-    check(layer.output.finite(), "the model gives no numbers: the output of block {} is not finite", number);
-  check(std::isfinite(loss), "the model gives no numbers: the blocks' outputs are finite, the loss is not (last norm or head)");
+    check(layer.output.finite(), "the model gives no numbers: the output of block {} is not finite{}", number,
+          all ? "" : ", nor perhaps that of one before it; without --layers the first is named");
+  check(std::isfinite(loss), "the model gives no numbers: {}, the loss is not",
+        all ? "the blocks' outputs are finite (last norm or head)" : "the outputs of the blocks of --layers are finite");
 }
 
 // By layer: 0 the embedding, L+1 what is behind the blocks.
@@ -132,7 +135,7 @@ Analysis analyze(Context& ctx, const Model& model, std::span<const std::int32_t>
   for_each_piece(ctx, tokens, o.seq, rows_at_a_time(o.seq), [&](const Batch& batch) {
     pass.score(batch, {.loss = loss.fresh()});
     const double sum = loss.read();
-    refuse_what_is_not_finite(watch, sum);
+    refuse_what_is_not_finite(watch, model.config().layers, sum);
     a.loss += sum / static_cast<double>(a.tokens);
     progress(static_cast<double>(batch.batch * batch.seq));
   });

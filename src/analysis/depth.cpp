@@ -120,7 +120,7 @@ Profile predict(const Stack& stack, const std::vector<BlockValues>& blocks) {
       const SitePlan& first = b.site1.plan;
       const double factor = static_cast<double>(first.factor) * first.out_factor * (first.scale == ScaleKind::none ? 1 : b.site1.scale);
       const double constant = b.uses_constant ? gains.c_attn * factor * factor * (b.gamma_in_constant ? b.site1.gamma2 : 1) : 0;
-      statistic = b.calibration * (s + constant);
+      statistic = b.calibration * (s * (1 + b.ms_correction) + b.constant_correction * constant);
     }
     const double f2 = output_variance(b.site2, middle, statistic);
     branch = gains.mlp.at(f2) * f2;

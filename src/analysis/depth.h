@@ -47,11 +47,12 @@ struct SiteValues {
   SitePlan plan;
   double gamma2 = 1;  // mean γ²
   double scale = 1;   // λ or α
+  double shift = 0;   // σ
 };
 struct BlockValues {
   SiteValues site1, site2;
   std::optional<SiteValues> out1, out2;
-  double calibration = 1;
+  double calibration = 1, ms_correction = 0, constant_correction = 1;
   bool uses_constant = false, gamma_in_constant = false;
 };
 // As a new model has them, and as one learned them.

@@ -16,6 +16,7 @@ SiteValues learned(Context& ctx, const SitePlan& plan, const SiteWeights& w) {
   v.gamma2 = 0;
   for (const float g : gamma.values) v.gamma2 += static_cast<double>(g) * g / static_cast<double>(gamma.values.size());
   if (w.scale) v.scale = to_matrix(ctx, w.scale).values[0];
+  if (w.shift) v.shift = to_matrix(ctx, w.shift).values[0];
   return v;
 }
 
@@ -74,6 +75,8 @@ std::vector<BlockValues> learned_values(Context& ctx, const Model& model) {
     const LayerWeights& w = model.weights().layers[l];
     b.site1 = learned(ctx, b.site1.plan, w.site1);
     b.site2 = learned(ctx, b.site2.plan, w.site2);
+    if (w.ms_correction) b.ms_correction = to_matrix(ctx, w.ms_correction).values[0];
+    if (w.constant_correction) b.constant_correction = to_matrix(ctx, w.constant_correction).values[0];
     if (b.out1) b.out1 = learned(ctx, b.out1->plan, w.out1);
     if (b.out2) b.out2 = learned(ctx, b.out2->plan, w.out2);
   }

@@ -6,9 +6,15 @@
 
 namespace bhyt::analysis {
 
+Sample spread_over(std::int64_t every, std::int64_t seq) {
+  // The golden section of a row further each time.
+  const std::int64_t step = 2 * every < seq ? every : every + static_cast<std::int64_t>(0.382 * static_cast<double>(seq));
+  return {.every = std::max<std::int64_t>(step, 1), .first = every / 2};
+}
+
 HostRows rows_on_host(Context& ctx, const Tensor& x, const Sample& sample) {
-  const std::int64_t first = sample.first(x.rows());
-  Tensor some = x.row_slice(first, sample.count(x.rows()));
+  if (sample.count(x.rows()) == 0) return {0, x.cols(), {}};
+  Tensor some = x.row_slice(sample.first, sample.count(x.rows()));
   some.ld = x.ld * sample.every;
   OwnedTensor dense;
   if (!some.contiguous()) {

@@ -20,14 +20,18 @@ struct HostRows {
   }
 };
 
-// Some of the tokens: every so many, from the middle of the first stretch on, so that the beginnings of rows weigh no more than they
-// should.
+// Some of the tokens: every so many, from the first on.
 struct Sample {
-  std::int64_t every = 1;
+  std::int64_t every = 1, first = 0;
 
-  std::int64_t first(std::int64_t tokens) const { return std::min(every / 2, tokens - 1); }
-  std::int64_t count(std::int64_t tokens) const { return (tokens - first(tokens) + every - 1) / every; }
+  std::int64_t count(std::int64_t tokens) const { return first < tokens ? (tokens - first + every - 1) / every : 0; }
+  // For the tokens that follow these, as if they were one row.
+  void advance(std::int64_t tokens) { first += count(tokens) * every - tokens; }
 };
+
+// One in `every` of rows of `seq` tokens, so that all positions have their turn: a step that is a multiple of the row would meet the same
+// one again and again, so a long one is not.
+Sample spread_over(std::int64_t every, std::int64_t seq);
 
 // x [N,C] of any float type and on any device, a column slice too. Waits.
 HostRows rows_on_host(Context& ctx, const Tensor& x, const Sample& sample = {});

@@ -44,7 +44,8 @@ SiteFacts facts_of(const Model& model, std::int64_t layer, bool second) {
   return f;
 }
 
-LayerWatch::LayerWatch(const Model& model, Observers& observers, const WatchOptions& options) : model_(model), options_(options) {
+LayerWatch::LayerWatch(const Model& model, Observers& observers, const WatchOptions& options)
+    : model_(model), options_(options), next_(options.sample) {
   std::vector<std::int64_t> wanted = options.layers;
   if (wanted.empty())
     for (std::int64_t l = 1; l <= model.config().layers; ++l) wanted.push_back(l);
@@ -62,7 +63,11 @@ LayerWatch::LayerWatch(const Model& model, Observers& observers, const WatchOpti
 }
 
 void LayerWatch::see(Context& ctx, const Seen& seen) {
-  if (seen.point == Point::embedding) return embedding_.add(rows_on_host(ctx, seen.value, options_.sample));
+  if (seen.point == Point::embedding) {
+    options_.sample = next_;
+    next_.advance(seen.value.rows());
+    return embedding_.add(rows_on_host(ctx, seen.value, options_.sample));
+  }
   if (seen.layer == 0) return;
   Layer& layer = layers_.at(seen.layer);
   switch (seen.point) {

@@ -41,7 +41,8 @@ class LayerWatch {
   void see_site(Context& ctx, const Seen& seen, Layer& layer);
 
   const Model& model_;
-  WatchOptions options_;
+  WatchOptions options_;  // its sample is that of the pass that is running
+  Sample next_;           // that of the pass behind it: micro-batches are pieces of a step
   StreamStats embedding_;
   std::map<std::int64_t, Layer> layers_;
   // Of the block that is running: its input, what the site at hand sees, its scales, and q.

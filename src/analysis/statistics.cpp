@@ -50,7 +50,7 @@ void StreamStats::add(const HostRows& x) {
     norm_ += std::sqrt(m.square * n);
     abs_ += m.abs;
     variance_ += second / n;
-    if (!(second > 0)) continue;
+    if (second == 0) continue;
     kurtosis_ += n * fourth / (second * second);
     ++varied_;
   }
@@ -87,11 +87,14 @@ void SiteStats::add(const HostRows& x, std::span<const float> a, const HostRows&
   for (std::int64_t r = 0; r < x.rows; ++r) {
     const std::span<const float> row = x.row(r);
     const double mean = facts_.centred ? moments_of(row).mean : 0, scale = static_cast<double>(a[static_cast<std::size_t>(r)]);
+    double sum = 0;
     for (const float v : row) {
       const double u = scale * (static_cast<double>(v) - mean);
       saturated_ += std::fabs(u + facts_.shift) > bend;
       beyond_ += std::fabs(u) > limit;
+      sum += u;
     }
+    finite_ = finite_ && std::isfinite(sum);
     elements_ += std::ssize(row);
     if (z.rows == 0) continue;
     double square = 0, linear = 0;

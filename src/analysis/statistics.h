@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <vector>
@@ -83,10 +84,14 @@ class SiteStats {
   std::optional<double> beyond_lambda() const;  // share of |a·x| > λ
 
  private:
-  double share(std::int64_t of) const { return elements_ > 0 ? static_cast<double>(of) / static_cast<double>(elements_) : 0; }
+  double share(std::int64_t of) const {
+    if (!finite_) return std::numeric_limits<double>::quiet_NaN();  // comparisons with such numbers say nothing
+    return elements_ > 0 ? static_cast<double>(of) / static_cast<double>(elements_) : 0;
+  }
 
   SiteFacts facts_;
   double bend_ = 0, slope_ = 1;  // where |f| passes 0.95, and f's slope at 0
+  bool finite_ = true;
   std::int64_t elements_ = 0, gained_ = 0, saturated_ = 0, beyond_ = 0;
   double x_ = 0, z_ = 0, linear_ = 0;  // squares
 };

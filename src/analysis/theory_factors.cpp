@@ -100,14 +100,17 @@ Matrix own_outputs(Context& ctx, const ModelConfig& c, const LayerWeights& w, co
 struct Mapped {
   double before = 0, after = 0;
 };
-Mapped mapped(const SitePlan& plan, const Matrix& x, const Matrix& scale) {
+Mapped mapped(const SitePlan& plan, double shift, const Matrix& x, const Matrix& scale) {
   Mapped m;
   const auto share = 1 / static_cast<double>(x.values.size());
   dispatch_map(plan.map, [&](auto f) {
     for (std::int64_t t = 0; t < x.rows; ++t) {
       const double a = scale.values[static_cast<std::size_t>(t)];
+      double mean = 0;
+      if (plan.stat == Stat::mean_var)
+        for (const float v : x.row(t)) mean += static_cast<double>(v) / static_cast<double>(x.cols);
       for (const float v : x.row(t)) {
-        const double u = a * v, y = decltype(f)::value(u);
+        const double u = a * (v - mean), y = decltype(f)::value(u + shift);
         m.before += u * u * share, m.after += y * y * share;
       }
     }
@@ -134,7 +137,7 @@ void check_attention(Context& ctx, const Model& model, const TokenRows& rows, co
   const OwnedTensor constant(ctx, DType::f32, {1});
   attention_constant(ctx, w.qkv.row_slice(c.q_width() + c.kv_width(), c.kv_width()), w.o, c.heads, c.kv_heads, rows.seq, constant);
   const double claim = to_matrix(ctx, constant).values[0], product = claim * seq * d;  // ‖W_V W_O‖_F²/(T·d), ‖W_V W_O‖_F²
-  const Mapped m = mapped(site.plan, v.at(Point::block_input), v.at(Point::scale1));
+  const Mapped m = mapped(site.plan, site.shift, v.at(Point::block_input), v.at(Point::scale1));
   const double out = static_cast<double>(site.plan.out_factor) * site.plan.out_factor;
   const double z = mean_square(v.at(Point::z1)), own = mean_square(own_outputs(ctx, c, w, v.at(Point::v))),
                h = mean_square(v.at(Point::attention_output));

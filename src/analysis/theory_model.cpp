@@ -52,11 +52,17 @@ std::vector<double> row_of(const Matrix& m, std::int64_t i) {
   return {r.begin(), r.end()};
 }
 
+constexpr double kNearZero = 0.1;  // of its deviation, a mean that counts as none
+
 // Keeps the reading that is furthest from what is expected, by its logarithm.
 void keep_worst(Assumption& a, double measured, std::int64_t layer, bool first) {
   const auto off = [&](double m) { return m > 0 ? std::fabs(std::log(m / a.expected)) : INFINITY; };
   if (first || off(measured) > off(a.measured)) a.measured = measured, a.layer = layer;
   a.met = off(a.measured) <= kQuarter;
+}
+
+void keep_most(Assumption& a, double measured, std::int64_t layer, bool first) {
+  if (first || measured > a.measured) a.measured = measured, a.layer = layer;
 }
 
 class ModelCheck {
@@ -135,7 +141,7 @@ class ModelCheck {
       const double a = std::fabs(static_cast<double>(s.scale.values[static_cast<std::size_t>(t)]));
       double most = 0;
       for (std::size_t i = 0; i < x.size(); ++i) most = std::max(most, std::fabs(s.gamma[i]) * a / std::pow(std::cosh(a * x[i]), 2));
-      keep_worst(jacobian_.assumptions[0], most / bound, s.layer, jacobian_.beyond == 0);
+      keep_most(jacobian_.assumptions[0], most / bound, s.layer, jacobian_.beyond == 0);
       jacobian_.add_beyond(most <= bound * (1 + 1e-6));
     }
   }
@@ -144,17 +150,18 @@ class ModelCheck {
     for (std::int64_t t = 0; t < s.x.rows; ++t) {
       const std::vector<double> x = row_of(s.x, t);
       const Moments m = moments(x);
+      if (!(m.variance > 0)) continue;  // nothing to say of
       const Sandwich w = sandwich(x, s.lambda, s.kappa);
       const double above = (w.high - w.value) / w.high, below = (w.value - w.low) / w.high;
       const double outside = 1 - share_within(x, s.lambda / (s.kappa * std::sqrt(m.variance)), s.lambda);
       outside_ += outside;
       mean_ = std::max(mean_, std::fabs(m.mean) / std::sqrt(m.variance));
       ++seen_;
-      if (w.bounded) {
+      if (w.bounded && std::fabs(m.mean) <= kNearZero * std::sqrt(m.variance)) {
         sandwich_.add(std::min(above, below), s.where(t), 1e-12);
         continue;
       }
-      ++unbounded_;
+      unbounded_ += !w.bounded;
       sandwich_.add(above, s.where(t) + ", upper half alone", 1e-12);
       sandwich_.add_beyond(below >= 0);
     }
@@ -179,12 +186,12 @@ class ModelCheck {
                              jacobian_.beyond_failed, jacobian_.beyond);
     }
     Assumption &inside = sandwich_.assumptions[0], &mean = sandwich_.assumptions[1];
-    inside.measured = outside_ / static_cast<double>(seen_);
+    inside.measured = outside_ / static_cast<double>(std::max<std::int64_t>(seen_, 1));
     inside.met = unbounded_ == 0;
     inside.says =
         fmt::format("{:.3g} % of the values lie beyond, in {} of {} tokens at either site", 100 * inside.measured, unbounded_, seen_);
     mean.measured = mean_;
-    mean.met = mean_ < 0.1;
+    mean.met = mean_ <= kNearZero;
     mean.says = fmt::format("a token's |mean| is at most {:.3g} of its deviation", mean_);
   }
 

@@ -158,6 +158,7 @@ AnalysisJson analyze_one(Context& ctx, const Analyzed& which, const AnalyzeFlags
   }
   AnalysisJson out{{"model", which.name},
                    {"step", which.step ? AnalysisJson(*which.step) : AnalysisJson()},
+                   {"run", which.step ? AnalysisJson(which.folder.parent_path().string()) : AnalysisJson()},
                    {"method", c.norm.method},
                    {"model_layers", c.layers},
                    {"d", c.d},

@@ -74,7 +74,7 @@ int finish_sweep(const study::SweepOutcome& outcome) {
     log::info("interrupted: {} runs are done, the same command goes on", outcome.index.count(study::Status::done));
     return 128 + outcome.signal;
   }
-  return outcome.index.count(study::Status::failed) > 0 || outcome.index.count(study::Status::interrupted) > 0 ? 1 : 0;
+  return outcome.failed ? 1 : 0;
 }
 
 int cmd_sweep(const Args& args) {

@@ -139,21 +139,26 @@ void add_curves(const Json& models, std::vector<Figure>& out) {
 }
 
 // Over training, where the models are checkpoints of one run: each line a layer.
-void add_step_figures(const Json& models, std::vector<Figure>& out) {
-  std::set<double> steps;
-  for (const Json& m : models)
-    if (const double step = number_at(m, {"step"}); std::isfinite(step)) steps.insert(step);
-  if (steps.size() < 2 || steps.size() != models.size()) return;
+void add_step_figures(const Json& all, std::vector<Figure>& out) {
+  const auto run_of = [](const Json& m) {
+    return m.is_object() && m.contains("run") && m["run"].is_string() ? m["run"].get<std::string>() : "";
+  };
+  std::map<double, Json> models;
+  for (const Json& m : all) {
+    if (run_of(m).empty() || run_of(m) != run_of(all[0])) return;
+    if (const double step = number_at(m, {"step"}); std::isfinite(step)) models[step] = m;
+  }
+  if (models.size() < 2 || models.size() != all.size()) return;
   struct Kind {
     const char *id, *title, *unit, *key;
   };
   for (const Kind& k : {Kind{"ratio-steps", "Approximated / actual over training", "token mean of s̃²/s², a line for each layer", "ratio"},
                         Kind{"correlation-steps", "Pearson r over training", "a line for each layer, the last one darkest", "r"}}) {
     std::map<double, Series> by_layer;
-    for (const Json& m : models)
+    for (const auto& [step, m] : models)
       for (const Json& layer : list_at(m, "layers"))
         if (const double v = number_at(layer, {"approximation", k.key}); std::isfinite(v))
-          by_layer[number_at(layer, {"layer"})].add(number_at(m, {"step"}), v);
+          by_layer[number_at(layer, {"layer"})].add(step, v);
     Figure f{.id = fmt::format("analysis-{}", k.id),
              .title = k.title,
              .unit = k.unit,
@@ -164,7 +169,7 @@ void add_step_figures(const Json& models, std::vector<Figure>& out) {
     for (const auto& [layer, series] : by_layer)
       f.lines.push_back({.run = 0,
                          .name = fmt::format("{:.0f}", layer),
-                         .data = thin(series, 0, *steps.rbegin(), 500),
+                         .data = thin(series, 0, models.rbegin()->first, 500),
                          .tint = by_layer.size() > 1 ? place++ / static_cast<double>(by_layer.size() - 1) : 0});
     if (f.lines.empty()) continue;
     fit_panel(f, std::string_view(k.key) == "ratio");

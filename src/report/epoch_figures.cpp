@@ -24,7 +24,7 @@ Series by_epoch(const Series& loss, double epoch_steps) {
   double before = 0;
   for (std::size_t i = 0; i < loss.size(); before = loss.x[i++]) {
     if (!std::isfinite(loss.y[i])) continue;
-    for (double e = std::floor(before / epoch_steps); e * epoch_steps < loss.x[i]; ++e) {
+    for (double e = std::floor(before / epoch_steps); e < std::ceil(end) && e * epoch_steps < loss.x[i]; ++e) {
       const double steps = std::fmin(loss.x[i], (e + 1) * epoch_steps) - std::fmax(before, e * epoch_steps);
       epochs[static_cast<std::size_t>(e)].sum += steps * loss.y[i];
       epochs[static_cast<std::size_t>(e)].steps += steps;

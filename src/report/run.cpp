@@ -214,7 +214,8 @@ void read_saved(const fs::path& dir, Run& run) {
 
 void read_chosen(const fs::path& dir, Run& run) {
   const auto step = best_step(dir);
-  if (!step) return;
+  const std::string* select = run.value("train.select");
+  if (!step || (select && *select != "best")) return;  // a run that goes on with select=last leaves the link as it was
   const auto at = std::ranges::find(run.valid.x, static_cast<double>(*step));
   if (at == run.valid.x.end()) return;
   const double loss = run.valid.y[static_cast<std::size_t>(at - run.valid.x.begin())];

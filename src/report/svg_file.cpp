@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <regex>
 #include <set>
 
 namespace bhyt::report {
@@ -40,9 +39,12 @@ std::string literal(std::string svg) {
     for (std::size_t at; (at = svg.find(variable)) != std::string::npos;)
       svg.replace(at, variable.size(), fmt::format("color:{}", kColours[i]));
   }
-  static const std::regex kMix(R"(--c:color-mix\(in oklab,var\(--ramp1\) (\d+)%,var\(--ramp0\)\))");
-  for (std::smatch m; std::regex_search(svg, m, kMix);)
-    svg.replace(static_cast<std::size_t>(m.position()), static_cast<std::size_t>(m.length()), "color:" + mixed(std::stod(m[1]) / 100));
+  constexpr std::string_view kMix = "--c:color-mix(in oklab,var(--ramp1) ", kBehind = "%,var(--ramp0))";
+  for (std::size_t at = 0; (at = svg.find(kMix, at)) != std::string::npos;) {
+    const std::size_t number = at + kMix.size(), end = svg.find(kBehind, number);
+    if (end == std::string::npos) break;
+    svg.replace(at, end + kBehind.size() - at, "color:" + mixed(std::stod(svg.substr(number, end - number)) / 100));
+  }
   return svg;
 }
 

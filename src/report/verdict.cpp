@@ -147,7 +147,7 @@ std::string alone(const Run& r, const Kind& kind) {
   const double loss = validated ? kind.of(r) : r.standing().loss;
   double step = validated ? r.valid.x.back() : r.standing().loss_step;
   if (kind.chosen) step = r.chosen->step;
-  const std::string kept = kind.chosen ? ", the lowest" : "";
+  const std::string kept = kind.chosen ? ", the lowest of its checkpoints" : "";
   return fmt::format("{}: {} loss {:.4f}{} at step {:.0f}{}.", r.name, kind.name, loss, above_the_floor(r, loss), step, kept);
 }
 

@@ -278,7 +278,10 @@ std::string slug(const std::string& text) {
   }
   while (!out.empty() && out.back() == '-') out.pop_back();
   while (!out.empty() && (out.front() == '.' || out.front() == '-')) out.erase(0, 1);  // neither hidden nor a flag
-  return out.empty() ? "x" : out.substr(0, 80);
+  constexpr std::size_t kLongest = 80;
+  std::size_t end = std::min(out.size(), kLongest);
+  while (end < out.size() && (static_cast<unsigned char>(out[end]) & 0xC0u) == 0x80u) --end;  // between characters
+  return out.empty() ? "x" : out.substr(0, end);
 }
 
 std::string name_of(const Point& point) {
@@ -307,6 +310,8 @@ Plan make_plan(const Request& request) {
   }
   for (const PlannedRun& run : all) {
     const auto [found, fresh] = seen.emplace(run.id, &run);
+    check_usage(run.id != "configs" && run.id != "logs" && run.id != "index.json", "a run cannot be called {}, as a part of the sweep is",
+                run.id);
     check_usage(fresh || found->second->tree == run.tree, "two runs would be called {}: {} and {}", run.id, name_of(found->second->point),
                 name_of(run.point));
     if (!fresh) continue;  // in two of the grids

@@ -128,6 +128,28 @@ void write_index(const Index& index, const fs::path& folder) {
   replace_synced(folder / kIndexFile, to_json(index).dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
+namespace {
+
+Point sorted_point(Point point, bool seed) {
+  if (!seed) std::erase_if(point, [](const auto& entry) { return entry.first == kSeedAxis; });
+  std::sort(point.begin(), point.end());
+  return point;
+}
+
+// Runs that would be taken for seeds of one thing must be that.
+void check_beside(const Record& r, const Record& other) {
+  check_usage(sorted_point(r.point, true) != sorted_point(other.point, true),
+              "run {} is there as {}: give the axes in the order that they had", r.id, other.id);
+  if (sorted_point(r.point, false) != sorted_point(other.point, false)) return;
+  Json mine = what_it_is(r.settings), theirs = what_it_is(other.settings);
+  for (Json* j : {&mine, &theirs}) j->erase("run.seed");
+  const auto changed = train::differences(theirs, mine);
+  check_usage(changed.empty(), "run {} would be another seed of {}, which has other settings: {}; another --out starts a new sweep", r.id,
+              other.id, fmt::join(changed, "; "));
+}
+
+}  // namespace
+
 Index merge(const Index& before, const Plan& plan) {
   const char* command = plan.work == train::Work::fine_tuning ? "sft" : "pretrain";
   check_usage(before.runs.empty() || before.command == command, "this folder holds runs of bhyt {}, not of bhyt {}: another --out",
@@ -146,8 +168,12 @@ Index merge(const Index& before, const Plan& plan) {
     }
     out.runs.push_back(std::move(r));
   }
-  for (const Record& r : before.runs)
-    if (!out.find(r.id)) out.runs.push_back(r);
+  const std::size_t planned = out.runs.size();
+  for (const Record& r : before.runs) {
+    if (out.find(r.id)) continue;
+    for (std::size_t i = 0; i < planned; ++i) check_beside(out.runs[i], r);
+    out.runs.push_back(r);
+  }
   return out;
 }
 
@@ -167,8 +193,8 @@ void read_outcome(Record& record, const fs::path& folder) {
     record.best_valid_loss = run.valid.y[i];
     record.best_step = static_cast<std::int64_t>(run.valid.x[i]);
   }
-  const bool skipping = !run.skipped.empty() && run.skipped.back() >= run.steps();
-  record.diverged = skipping || (!run.valid.empty() && !record.valid_loss);
+  record.skipping = !run.skipped.empty() && run.skipped.back() >= run.steps();
+  record.diverged = !run.valid.empty() && !record.valid_loss;
   record.tokens = finite(run.tokens.last()).value_or(0);
   record.seconds = finite(run.seconds.last()).value_or(0);
   record.tok_s = record.seconds > 0 ? record.tokens / record.seconds : 0;

@@ -46,6 +46,7 @@ Child::Child(const std::vector<std::string>& args, const std::string& out, const
   argv.push_back(nullptr);
   const int err_fd = open_for_child(err), out_fd = out.empty() ? err_fd : open_for_child(out);
   const pid_t parent = getpid();
+  ::signal(SIGCHLD, SIG_DFL);  // where it is ignored, as it may be from our own parent, there is no exit code
   pid_ = fork();
   if (pid_ == 0) become(argv.data(), out_fd, err_fd, parent);
   const int reason = errno;
@@ -73,7 +74,10 @@ void Child::send(int signal) const {
 }
 
 bool Child::ended() {
-  if (pid_ > 0 && waitpid(pid_, &status_, WNOHANG) == pid_) pid_ = 0;
+  if (pid_ <= 0) return true;
+  const pid_t found = waitpid(pid_, &status_, WNOHANG);
+  if (found < 0 && errno == ECHILD) status_ = 1 << 8;  // somebody else took its exit code: as if it had failed
+  if (found == pid_ || (found < 0 && errno == ECHILD)) pid_ = 0;
   return pid_ == 0;
 }
 

@@ -122,7 +122,7 @@ class Commands {
 };
 
 std::string replaced(std::string word, const std::string& what, const std::string& by) {
-  for (std::size_t at; (at = word.find(what)) != std::string::npos;) word.replace(at, what.size(), by);
+  for (std::size_t at = 0; (at = word.find(what, at)) != std::string::npos; at += by.size()) word.replace(at, what.size(), by);
   return word;
 }
 
@@ -218,8 +218,9 @@ bool shows_layers(const Study& s) {
   return std::any_of(s.columns.begin(), s.columns.end(), [](const Column& c) { return c.of == "magnitude" || c.of == "variance"; });
 }
 
-void fill_from_sweep(const Study& s, const Index& index, const fs::path& folder, Commands& commands, Parts& p) {
-  const std::map<std::string, Json> printed = look_at_runs(s, index, folder, commands);
+void fill_from_sweep(const Study& s, const Index& index, const fs::path& folder, Commands* commands, Parts& p) {
+  std::map<std::string, Json> printed;
+  if (commands) printed = look_at_runs(s, index, folder, *commands);  // not when the sweep was told to stop
   if (s.columns.empty()) {
     const std::vector<Group> groups = group_runs(index);
     const Pivot pivot = pivot_of(groups);
@@ -237,7 +238,8 @@ void fill_from_sweep(const Study& s, const Index& index, const fs::path& folder,
 }  // namespace
 
 void name_data(Study& s, const fs::path& folder) {
-  const std::string first = (folder / kFirst).string();
+  std::string first = Json((folder / kFirst).string()).dump(-1, ' ', false, Json::error_handler_t::replace);
+  first = first.substr(1, first.size() - 2);  // as it stands inside a text of JSON
   s.request.base = Json::parse(replaced(s.request.base.dump(), "{first}", first));
   if (!trains(s) || names(s.request.words, "data.train")) return;
   if (s.synth.tokens > 0) {
@@ -284,11 +286,13 @@ StudyOutcome run_study(const Study& s, const SweepOptions& options) {
     if (s.alone && how.jobs == 0) how.jobs = 1;
     SweepOutcome sweep;
     if (s.first.is_object()) sweep = train_first(s, how);
-    if (!sweep.signal) sweep = run_sweep(make_plan(s.request), how);
+    const bool first_stopped = sweep.signal != 0;
+    if (!first_stopped) sweep = run_sweep(make_plan(s.request), how);
     out.signal = sweep.signal;
-    out.failed = sweep.index.count(Status::failed) + sweep.index.count(Status::interrupted) > 0;
+    out.failed = sweep.failed;
+    if (first_stopped) return out;  // there is no table yet
     const StopSignals stop(kStopNotice);
-    fill_from_sweep(s, sweep.index, options.folder, commands, p);
+    fill_from_sweep(s, sweep.index, options.folder, sweep.signal ? nullptr : &commands, p);
     if (stop.received()) out.signal = stop.received();
   }
   p.notes.insert(p.notes.end(), commands.notes.begin(), commands.notes.end());

@@ -194,14 +194,28 @@ std::string rank_text(std::vector<Ranked> all, const std::string& what, bool low
 
 std::string verdict(const Pivot& pivot) {
   std::vector<Ranked> rows;
+  std::vector<std::string> without;
   for (std::size_t row = 0; row < pivot.rows.size(); ++row) {
     const Group* best = nullptr;
-    for (const Group* g : pivot.cells[row])
-      if (g && g->valid.n > 0 && (!best || g->valid.mean < best->valid.mean)) best = g;
-    if (best) rows.push_back({pivot.rows[row] + at_column(pivot, *best), best->valid});
+    bool ended = false;
+    // What all seeds came through goes before what only some did: those that are left are the lucky ones.
+    const auto better = [](const Group& a, const Group& b) {
+      const bool whole_a = a.ended_badly == 0, whole_b = b.ended_badly == 0;
+      return whole_a != whole_b ? whole_a : a.valid.mean < b.valid.mean;
+    };
+    for (const Group* g : pivot.cells[row]) {
+      ended = ended || (g && g->ended_badly > 0);
+      if (g && g->valid.n > 0 && (!best || better(*g, *best))) best = g;
+    }
+    if (!best && ended) without.push_back(pivot.rows[row]);
+    if (!best) continue;
+    std::string name = pivot.rows[row] + at_column(pivot, *best);
+    if (best->ended_badly > 0) name += fmt::format(" (without {} of {} seeds, which ended badly)", best->ended_badly, best->runs.size());
+    rows.push_back({name, best->valid});
   }
   const std::string what = pivot.across.empty() ? "validation loss" : "validation loss, each at its best";
-  return rank_text(std::move(rows), what, true);
+  const std::string ranked = rank_text(std::move(rows), what, true);
+  return without.empty() ? ranked : fmt::format("{} No run came through: {}.", ranked, fmt::join(without, ", "));
 }
 
 std::string pivot_markdown(const Pivot& pivot) {

@@ -102,7 +102,11 @@ class Sweep {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
     table_.clear();
-    return {index_, stop.received()};
+    const auto bad = [&](const PlannedRun& p) {
+      const Status s = index_.find(p.id)->status;
+      return s == Status::failed || s == Status::interrupted;
+    };
+    return {index_, stop.received(), std::any_of(plan_.runs.begin(), plan_.runs.end(), bad)};
   }
 
  private:
@@ -148,6 +152,9 @@ class Sweep {
     save();
     active_.push_back(
         {.run = i, .child = Child({index_.command, config.string(), "--quiet"}, "", log_file(r).string()), .level = jobs_.now()});
+    // What a run that goes on wrote before says nothing of its speed now.
+    Active& last = active_.back();
+    last.progress.update(dir / "metrics.jsonl");
     for (Active& a : active_) a.seen = a.progress.lines;
   }
 
@@ -180,7 +187,7 @@ class Sweep {
     } else if (code == 128 + SIGINT || code == 128 + SIGTERM) {
       r.status = Status::interrupted;
     } else {
-      r.status = r.diverged ? Status::diverged : Status::failed;
+      r.status = r.diverged || r.skipping ? Status::diverged : Status::failed;
       r.error = last_error(log_file(r), code);
     }
     if (r.status != Status::interrupted) ++settled_;
@@ -206,6 +213,7 @@ class Sweep {
     bool heard = std::ssize(active_) == jobs_.now();
     for (Active& a : active_) {
       a.progress.update(options_.folder / record(a).dir / "metrics.jsonl");
+      a.seen = std::min(a.seen, a.progress.lines);  // a run that was begun anew
       heard = heard && a.progress.lines - a.seen >= kLinesToMeasure;
       total += a.progress.tok_s;
     }

@@ -18,7 +18,8 @@ struct SweepOptions {
 
 struct SweepOutcome {
   Index index;
-  int signal = 0;  // SIGINT or SIGTERM when that ended it
+  int signal = 0;       // SIGINT or SIGTERM when that ended it
+  bool failed = false;  // of the runs that were asked for, one failed or was interrupted
 };
 
 // Takes the folder for itself while it works.

@@ -253,9 +253,10 @@ double planned_calibration_bytes(const RunConfig& c) {
   double bytes = static_cast<double>(Parameters::planned(source, *c.run.dtype, {}).value_bytes);
   for (const ModelConfig* model : {&std::as_const(source), &c.model.config})
     bytes += static_cast<double>(Activations::bytes(*model, *c.run.dtype, c.device, {.batch = rows, .seq = seq}, {}));
-  // Both streams over all tokens that are fitted to, and a site's inputs in fp32.
-  const double fitted = static_cast<double>(kTokens - kTokens / kHeldOut) * static_cast<double>(source.d);
-  return bytes + fitted * static_cast<double>(2 * size_of(*c.run.dtype) + sizeof(float));
+  // Both streams over all tokens that are fitted to, at least a row; a site's inputs and outputs in fp32, and on a CPU what is made of
+  // them.
+  const double fitted = static_cast<double>(std::max(kTokens - kTokens / kHeldOut, seq)) * static_cast<double>(source.d);
+  return bytes + fitted * static_cast<double>(2 * size_of(*c.run.dtype) + (c.device.is_cuda() ? 2 : 5) * sizeof(float));
 }
 
 std::int64_t calibration_batch(std::int64_t rows, std::int64_t seq_len) {

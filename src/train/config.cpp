@@ -96,6 +96,13 @@ void start_from(Json& model, const fs::path& run, RunConfig& config, Verify veri
     if (own.is_object() && own.contains("model") && own["model"].is_object()) own["model"].erase("init");
     if (own.is_object() && own.contains("run") && own["run"].is_object()) own["run"].erase("resume");
     section.config = read_run_config(own, verify, config.work).model.config;
+    // What begins and ends a text is no key of a config; an adapter's checkpoint does not hold it.
+    const fs::path kept = checkpoint_folder(run, checkpoint_steps(run).front()) / "config.json";
+    if (fs::is_regular_file(kept, ignored)) {
+      const ModelConfig saved = read_model_config(kept);
+      section.config.bos = saved.bos;
+      section.config.eos = saved.eos;
+    }
     section.vocab_given = true;
     return;
   }

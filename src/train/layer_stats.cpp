@@ -42,11 +42,11 @@ void put_by_layer(Json& out, const char* name, const analysis::LayerWatch& watch
 
 }  // namespace
 
-LayerStats::LayerStats(Context& ctx, const Model& model, Observers& observers, std::int64_t tokens)
+LayerStats::LayerStats(Context& ctx, const Model& model, Observers& observers, std::int64_t tokens, std::int64_t seq)
     : model_(model),
       moments_(ctx, DType::f32, {4}),
       layers_(static_cast<std::size_t>(model.config().layers) + 1),
-      watch_(model, observers, {.sample = {.every = std::max<std::int64_t>(tokens / kSampled, 1)}, .whole = false}) {
+      watch_(model, observers, {.sample = analysis::spread_over(std::max<std::int64_t>(tokens / kSampled, 1), seq), .whole = false}) {
   subscription_ = observers.subscribe({Point::embedding, Point::block_output},
                                       [this](Context& at, const Seen& seen) { see(at, seen.layer, seen.value); });
 }

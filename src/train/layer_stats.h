@@ -14,8 +14,8 @@ using schema::Json;
 // Watches a pass while it lives.
 class LayerStats {
  public:
-  // tokens: of all passes that will be seen.
-  LayerStats(Context& ctx, const Model& model, Observers& observers, std::int64_t tokens);
+  // tokens: of all passes that will be seen, in rows of seq.
+  LayerStats(Context& ctx, const Model& model, Observers& observers, std::int64_t tokens, std::int64_t seq);
   LayerStats(const LayerStats&) = delete;
   LayerStats& operator=(const LayerStats&) = delete;
 

@@ -153,7 +153,7 @@ struct Trainer::Impl {
     s().uploader->advance();
     {
       std::optional<LayerStats> stats;
-      if (look) stats.emplace(*s().ctx, *s().model, s().pass->observers, s().uploader->tokens());
+      if (look) stats.emplace(*s().ctx, *s().model, s().pass->observers, s().uploader->tokens(), s().uploader->seq());
       if (!accumulate(step, result, stop)) return false;
       if (look) layers = stats->result();  // before the update: of the weights that made this step's loss
     }

@@ -289,7 +289,7 @@ TEST(Analysis, AModelWithoutNumbersIsRefusedWithItsLayer) {
   const auto tokens = draw_tokens();
   for (const auto& [name, said] : {std::pair{"model.layers.1.mlp.down_proj.weight", "the output of block 2 is not finite"},
                                    {"model.layers.0.input_layernorm.weight", "the output of block 1 is not finite"},
-                                   {"model.norm.weight", "the blocks' outputs are finite, the loss is not"}}) {
+                                   {"model.norm.weight", "the blocks' outputs are finite (last norm or head), the loss is not"}}) {
     const auto m = testing::make_model(ctx, config_of("bhyt"));
     const Parameter& p = m->parameters().at(name);
     std::vector<float> v = m->parameters().read_value(p);

@@ -61,6 +61,11 @@ TEST(StreamStats, KnowsWhatIsNotFinite) {
   EXPECT_TRUE(s.finite());
   s.add(rows(2, {1, std::nanf("")}));
   EXPECT_FALSE(s.finite());
+  EXPECT_TRUE(std::isnan(s.kurtosis()));
+  SiteStats site({.map = Map::tanh, .lambda = 1});
+  site.add(rows(2, {1, std::nanf("")}), std::vector<float>{1}, {});
+  EXPECT_TRUE(std::isnan(*site.saturated()));
+  EXPECT_TRUE(std::isnan(*site.beyond_lambda()));
 }
 
 TEST(CosineStats, IsAMeanOverTokens) {
@@ -139,19 +144,39 @@ TEST(EntropyStats, RowsAndHeadsAreTheirOwn) {
   EXPECT_NEAR(s.nats(), (entropy(1) + entropy(2) + 2 * std::log(3.0)) / 4, 1e-12);
 }
 
-TEST(Sample, IsSpreadOverTheTokensOfASlice) {
+TEST(Sample, OfTokensOfASlice) {
   for (Context& ctx : test::contexts()) {
     std::vector<float> values(10 * 3);
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
     const OwnedTensor t(ctx, DType::f32, {10, 3});
     from_host(ctx, values.data(), t);
-    const HostRows all = rows_on_host(ctx, t), some = rows_on_host(ctx, t.t.col_slice(1, 2), {.every = 4});
+    const HostRows all = rows_on_host(ctx, t), some = rows_on_host(ctx, t.t.col_slice(1, 2), {.every = 4, .first = 2});
     EXPECT_EQ(all.values, values);
     EXPECT_EQ(some.rows, 2);  // tokens 2 and 6
     EXPECT_EQ(some.values, (std::vector<float>{7, 8, 19, 20}));
-    EXPECT_EQ(numbers_on_host(ctx, t.t.reshape({30}), {.every = 20}), (std::vector<float>{10}));
-    EXPECT_EQ(rows_on_host(ctx, t.t.row_slice(0, 1), {.every = 64}).values, (std::vector<float>{0, 1, 2}));
+    EXPECT_EQ(numbers_on_host(ctx, t.t.reshape({30}), {.every = 20, .first = 10}), (std::vector<float>{10}));
+    EXPECT_EQ(rows_on_host(ctx, t.t.row_slice(0, 1), {.every = 64, .first = 1}).rows, 0);
   }
+}
+
+// Whatever the batch and however it is cut, about as many tokens as asked for, from all parts of the rows.
+TEST(Sample, IsSpreadOverPositionsAndMicroBatches) {
+  constexpr std::int64_t kSeq = 64;
+  for (const std::int64_t batch : {2, 8, 128, 255, 256, 512, 1024})
+    for (const std::int64_t piece : {batch, std::int64_t{1}}) {
+      const std::int64_t every = std::max<std::int64_t>(batch * kSeq / 128, 1);
+      Sample sample = spread_over(every, kSeq);
+      std::vector<std::int64_t> quarters(4);
+      for (std::int64_t row = 0; row < batch; row += piece) {
+        const std::int64_t tokens = piece * kSeq;
+        for (std::int64_t i = 0; i < sample.count(tokens); ++i)
+          ++quarters.at(static_cast<std::size_t>((sample.first + i * sample.every) % kSeq * 4 / kSeq));
+        sample.advance(tokens);
+      }
+      const auto [least, most] = std::minmax_element(quarters.begin(), quarters.end());
+      EXPECT_GE(*least, 16) << batch << " " << piece;
+      EXPECT_LE(*most, 48) << batch << " " << piece;
+    }
 }
 
 }  // namespace

@@ -34,6 +34,7 @@ Json layer_of(int number, bool approximated) {
 Json model_of(const std::string& name, bool approximated, Json step = {}) {
   return {{"model", name},
           {"step", step},
+          {"run", "runs/a"},
           {"loss", 3.25},
           {"tokens", 8192},
           {"batch_loss", 3.0},
@@ -58,6 +59,9 @@ TEST(AnalysisPage, CheckpointsAreShownOverTraining) {
   const std::string page = render_analysis({{"models", {model_of("a/checkpoint-10", true, 10), model_of("a/checkpoint-20", true, 20)}}});
   EXPECT_EQ(count(page, "id=\"analysis-correlation-steps\""), 1u);
   EXPECT_EQ(count(page, "id=\"analysis-ratio-steps\""), 1u);
+  Json other = model_of("b/checkpoint-30", true, 30);
+  other["run"] = "runs/b";  // no line leads from one run to another
+  EXPECT_EQ(count(render_analysis({{"models", {model_of("a/checkpoint-10", true, 10), other}}}), "analysis-ratio-steps"), 0u);
 }
 
 TEST(AnalysisPage, NamesCannotBreakOut) {

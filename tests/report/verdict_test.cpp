@@ -57,7 +57,7 @@ TEST(Verdict, ComparesTheCheckpointsThatWereChosen) {
   b.chosen = {10, 2.25};
   EXPECT_EQ(text_of({a, b}), "Lowest validation loss: a, 2.0000; b 0.2500 higher.");
   EXPECT_EQ(judge({a, b}).best, 0);
-  EXPECT_EQ(text_of({a}), "a: validation loss 2.0000 at step 5, the lowest.");
+  EXPECT_EQ(text_of({a}), "a: validation loss 2.0000 at step 5, the lowest of its checkpoints.");
 }
 
 TEST(Verdict, FollowsTheNumbers) {

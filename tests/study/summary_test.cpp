@@ -78,8 +78,16 @@ TEST(Summary, TheVerdictCountsStandardErrors) {
   const std::vector<Group> groups = group_runs(index);
   EXPECT_NEAR(standard_errors(groups[2].valid, groups[1].valid), 1.2372, 1e-3);
   const std::string text = verdict(pivot_of(groups));
-  EXPECT_NE(text.find("Lowest validation loss, each at its best: a at lr 0.002, 3.0000 ± 0.1414 (2 seeds)."), std::string::npos) << text;
-  EXPECT_NE(text.find("b at lr 0.001 is 0.1250 above (1.2 standard errors: within noise)"), std::string::npos) << text;
+  // One of a's three runs at 0.002 diverged: what is left there is no best.
+  EXPECT_NE(text.find("Lowest validation loss, each at its best: b at lr 0.001, 3.1250 ± 0.0250 (3 seeds)."), std::string::npos) << text;
+  EXPECT_NE(text.find("a at lr 0.001 is 0.0750 above (0.6 standard errors: within noise)"), std::string::npos) << text;
+  Index lucky;
+  lucky.runs = {record("a", "1", 0, 3.0), record("a", "1", 1, NAN, Status::diverged), record("b", "1", 0, 3.5),
+                record("c", "1", 0, NAN, Status::diverged)};
+  const std::vector<Group> left = group_runs(lucky);
+  const std::string told = verdict(pivot_of(left));
+  EXPECT_NE(told.find("a (without 1 of 2 seeds, which ended badly)"), std::string::npos) << told;
+  EXPECT_NE(told.find("No run came through: c."), std::string::npos) << told;
   Index clear;
   clear.runs = {record("a", "1", 0, 3.0), record("a", "1", 1, 3.01), record("b", "1", 0, 3.5), record("b", "1", 1, 3.51)};
   const std::vector<Group> apart = group_runs(clear);
@@ -112,20 +120,29 @@ TEST(Index, IsTheSameWhenItIsReadBack) {
 
 TEST(Index, KnownRunsKeepTheirStateAndOtherSettingsAreRefused) {
   const auto planned = [](const char* lr) {
-    return Plan{.runs = {{.id = "one", .tree = {{"train", {{"lr", lr}, {"log_every", 3}}}}}, {.id = "two", .tree = Json::object()}}};
+    return Plan{.runs = {{.id = "one", .point = {{"variant", "one"}, {"seed", "0"}}, .tree = {{"train", {{"lr", lr}, {"log_every", 3}}}}},
+                         {.id = "two", .point = {{"variant", "two"}, {"seed", "0"}}, .tree = Json::object()}}};
   };
   Index before = merge({}, planned("1"));
   EXPECT_EQ(before.count(Status::planned), 2u);
   before.runs[0].status = Status::done;
   before.runs[0].valid_loss = 3;
   before.runs[0].settings["train.log_every"] = 10;  // what it told on its way may differ
-  before.runs.push_back({.id = "of another grid", .status = Status::done});
+  before.runs.push_back({.id = "of another grid", .point = {{"variant", "three"}, {"seed", "0"}}, .status = Status::done});
   const Index after = merge(before, planned("1"));
   ASSERT_EQ(after.runs.size(), 3u);
   EXPECT_EQ(after.runs[0].status, Status::done);
   EXPECT_EQ(after.runs[0].valid_loss, 3);
   EXPECT_EQ(after.runs[2].id, "of another grid");
   EXPECT_THROW((void)merge(before, planned("2")), UsageError);
+  // Another seed of the same thing must be of the same thing; and the same run under another name is not another seed.
+  Index seeds = before;
+  seeds.runs[2].point = {{"variant", "one"}, {"seed", "1"}};
+  EXPECT_THROW((void)merge(seeds, planned("1")), UsageError);
+  seeds.runs[2].settings = {{"train.lr", "1"}, {"run.seed", 1}};
+  EXPECT_EQ(merge(seeds, planned("1")).runs.size(), 3u);
+  seeds.runs[2].point = {{"seed", "0"}, {"variant", "one"}};
+  EXPECT_THROW((void)merge(seeds, planned("1")), UsageError);
 }
 
 TEST(Jobs, RiseWhileAllTogetherAreFaster) {

@@ -29,7 +29,7 @@ TEST(LayerStats, SayWhatAnAnalysisSays) {
     const testing::Tokens tokens(ctx, testing::draw_rows(23, 3));
     ScorePass pass(ctx, *m, 3, testing::kSeq);
     const analysis::LayerWatch watch(*m, pass.observers, {.seq = testing::kSeq});
-    const LayerStats stats(ctx, *m, pass.observers, 3 * testing::kSeq);
+    const LayerStats stats(ctx, *m, pass.observers, 3 * testing::kSeq, testing::kSeq);
     pass.forward(tokens.batch);
     const Json j = stats.result();
     const auto &first = watch.layers().at(1), &second = watch.layers().at(2);
@@ -50,7 +50,7 @@ TEST(LayerStats, LeaveOutWhatAMethodDoesNotHave) {
   const auto keys = [&](ModelConfig c) {
     const auto m = testing::make_model(ctx, c);
     ScorePass pass(ctx, *m, 3, testing::kSeq);
-    const LayerStats stats(ctx, *m, pass.observers, 3 * testing::kSeq);
+    const LayerStats stats(ctx, *m, pass.observers, 3 * testing::kSeq, testing::kSeq);
     pass.forward(tokens.batch);
     return stats.result();
   };
@@ -70,7 +70,7 @@ TEST(LayerStats, TakeASampleOfManyTokens) {
   const auto m = testing::make_model(ctx, bent_config("bhyt"));
   const testing::Tokens tokens(ctx, testing::draw_rows(23, 3));
   ScorePass pass(ctx, *m, 3, testing::kSeq);
-  const LayerStats all(ctx, *m, pass.observers, 3 * testing::kSeq), some(ctx, *m, pass.observers, 512 * 7);
+  const LayerStats all(ctx, *m, pass.observers, 3 * testing::kSeq, testing::kSeq), some(ctx, *m, pass.observers, 512 * 7, testing::kSeq);
   pass.forward(tokens.batch);
   EXPECT_EQ(all.result()["norm"], some.result()["norm"]);
   EXPECT_NE(all.result()["kurtosis"], some.result()["kurtosis"]);
