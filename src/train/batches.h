@@ -31,7 +31,7 @@ class Uploader {
   std::int64_t rows() const { return current().rows; }
   std::int64_t examples() const { return current().examples; }  // rows of the data
   std::int64_t tokens() const { return current().rows * current().seq; }
-  std::int64_t seq() const { return current().seq; }  // of a row
+  std::int64_t seq() const { return current().seq; }    // of a row
   std::int64_t used() const { return current().used; }  // those of the data
   std::int64_t scored() const { return current().scored; }
   Tensor scale() const;               // fp32 [1] on the device: 1 / scored()
