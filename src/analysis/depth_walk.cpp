@@ -9,25 +9,7 @@
 
 namespace bhyt::analysis {
 
-Matrix to_matrix(Context& ctx, const Tensor& t) {
-  OwnedTensor whole;
-  if (!t.contiguous()) {
-    whole = OwnedTensor(ctx, t.dtype, {t.rows(), t.cols()});
-    copy_rows(ctx, t, whole);
-  }
-  const Tensor& from = t.contiguous() ? t : whole.t;
-  Matrix m{.rows = t.rank > 1 ? t.rows() : t.size(), .cols = t.rank > 1 ? t.cols() : 1};
-  m.values.resize(static_cast<std::size_t>(t.size()));
-  if (t.dtype == DType::f32) {
-    to_host(ctx, from, m.values.data());
-    return m;
-  }
-  check(t.dtype == DType::bf16, "[analysis] expected fp32 or bf16, got {}", name_of(t.dtype));
-  std::vector<bf16> raw(m.values.size());
-  to_host(ctx, from, raw.data());
-  std::transform(raw.begin(), raw.end(), m.values.begin(), [](bf16 v) { return to_float(v); });
-  return m;
-}
+Matrix to_matrix(Context& ctx, const Tensor& t) { return rows_on_host(ctx, t.rank > 1 ? t : t.reshape({t.size(), 1})); }
 
 OwnedTensor to_device(Context& ctx, const Matrix& m, DType type) {
   OwnedTensor t(ctx, type, {m.rows, m.cols});

@@ -6,21 +6,15 @@
 #include <span>
 #include <vector>
 
+#include "analysis/host_rows.h"
 #include "model/model.h"
 #include "model/observer.h"
 
 namespace bhyt::analysis {
 
-struct Matrix {
-  std::int64_t rows = 0, cols = 0;
-  std::vector<float> values;
+using Matrix = HostRows;
 
-  std::span<const float> row(std::int64_t i) const {
-    return std::span(values).subspan(static_cast<std::size_t>(i * cols), static_cast<std::size_t>(cols));
-  }
-};
-
-// fp32 or bf16, column slices too.
+// fp32 or bf16, column slices too; a vector becomes a column.
 Matrix to_matrix(Context& ctx, const Tensor& t);
 OwnedTensor to_device(Context& ctx, const Matrix& m, DType type);
 

@@ -2,7 +2,6 @@
 #include "study/study.h"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <algorithm>
 #include <fstream>
@@ -12,6 +11,7 @@
 #include "study/files.h"
 #include "study/reproduce.h"
 #include "study/table.h"
+#include "tests/temporary_folder.h"
 
 namespace bhyt::study {
 namespace {
@@ -19,15 +19,6 @@ namespace {
 struct Quiet {
   Quiet() { log::set_quiet(true); }
   ~Quiet() { log::set_quiet(false); }
-};
-
-struct Folder {
-  fs::path path;
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "bhyt-study-XXXXXX").string();
-    path = mkdtemp(name.data());
-  }
-  ~Folder() { fs::remove_all(path); }
 };
 
 TEST(Studies, AllOfThemAreThere) {
@@ -95,7 +86,7 @@ TEST(Studies, MistakesAreTold) {
   EXPECT_EQ(refusal("gian", "tiny"), "unknown study gian (did you mean gain?); bhyt reproduce lists them all");
   EXPECT_EQ(refusal("gain", "paper"), "study gain has no scale paper; it has tiny, small, 59m");
   EXPECT_NE(refusal("gain", "59m").find("data.train=FILE"), std::string::npos);
-  const Folder folder;
+  const test::TemporaryFolder folder;
   const std::string file = (folder.path / "mine.yaml").string();
   std::ofstream(file) << "{title: mine, axis: []}";
   EXPECT_NE(refusal(file, "tiny").find("unknown key axis (did you mean axes?)"), std::string::npos);
@@ -124,7 +115,7 @@ TEST(Tables, StatisticsPerBlockAreThePapers) {
 
 // Two runs whose curves are known: when does each come down to what "b" has at three quarters of its steps?
 TEST(Tables, TimeToALossByHand) {
-  const Folder folder;
+  const test::TemporaryFolder folder;
   const auto write = [&](const std::string& id, const std::vector<double>& valid, double step_ms) {
     fs::create_directories(folder.path / id);
     std::ofstream out(folder.path / id / "metrics.jsonl");

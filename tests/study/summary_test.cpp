@@ -2,24 +2,15 @@
 #include "study/summary.h"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <cmath>
 #include <fstream>
 
 #include "study/jobs.h"
+#include "tests/temporary_folder.h"
 
 namespace bhyt::study {
 namespace {
-
-struct Folder {
-  fs::path path;
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "bhyt-study-XXXXXX").string();
-    path = mkdtemp(name.data());
-  }
-  ~Folder() { fs::remove_all(path); }
-};
 
 Record record(const std::string& variant, const std::string& lr, int seed, double valid, Status status = Status::done) {
   Record r{.id = variant + lr + std::to_string(seed),
@@ -97,7 +88,7 @@ TEST(Summary, TheVerdictCountsStandardErrors) {
 }
 
 TEST(Index, IsTheSameWhenItIsReadBack) {
-  const Folder folder;
+  const test::TemporaryFolder folder;
   Index index = three_seeds();
   index.runs[0].error = "a \"quoted\" error";
   index.runs[0].settings["train.lr"] = 1e-3;

@@ -76,6 +76,22 @@ TEST(LayerStats, TakeASampleOfManyTokens) {
   EXPECT_NE(all.result()["kurtosis"], some.result()["kurtosis"]);
 }
 
+// Micro-batches are pieces of one step: the sample goes on where the last one ended.
+TEST(LayerStats, ASampleGoesOnOverPasses) {
+  Context& ctx = test::context_on(Device::cpu());
+  const auto m = testing::make_model(ctx, bent_config("bhyt"));
+  const testing::Tokens tokens(ctx, testing::draw_rows(23, 3));
+  constexpr std::int64_t kTokens = 3 * testing::kSeq;
+  ScorePass pass(ctx, *m, 3, testing::kSeq);
+  const analysis::LayerWatch watch(*m, pass.observers, {.sample = {.every = 2 * kTokens, .first = kTokens + 1}, .whole = false});
+  for (const std::int64_t seen : {0, 1, 1, 2}) {
+    pass.forward(tokens.batch);
+    EXPECT_EQ(watch.embedding().tokens(), seen);
+    EXPECT_EQ(watch.layers().at(2).output.tokens(), seen);
+    EXPECT_EQ(watch.layers().at(2).approximation->tokens(), seen);
+  }
+}
+
 TEST(LayerStats, AreWrittenEverySoManySteps) {
   const Folder tmp;
   train(small_run(tmp, "a") + Words{"train.steps=20", "analysis.every=7"});
