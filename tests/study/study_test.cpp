@@ -73,6 +73,18 @@ TEST(Studies, ThePapersScaleIsThePapersRecipe) {
   }
 }
 
+// What a study of ours turns on at other scales is not the paper's.
+TEST(Studies, ThePaperScalesNoEmbedding) {
+  const Quiet quiet;
+  for (const StudyHead& head : list_studies()) {
+    if (std::find(head.scales.begin(), head.scales.end(), "paper") == head.scales.end()) continue;
+    Study s = open_study(head.name, "paper", 0, {"device=cpu", "data.train=x.tok"});
+    if (!s.commands.empty() || head.name == "sft" || head.paper == "ours") continue;  // sft starts from models that must be there
+    for (const PlannedRun& run : plan_of(s).runs)
+      EXPECT_EQ(train::resolved_tree(train::read_run_config(run.tree))["model"]["embedding_scale"], "none") << head.name << " " << run.id;
+  }
+}
+
 TEST(Studies, MistakesAreTold) {
   const auto refusal = [](const std::string& name, const std::string& scale) {
     try {
