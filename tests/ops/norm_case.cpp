@@ -154,6 +154,9 @@ struct GivenSite {
   bool on_ms() const { return e.correction == Correction::eta || e.correction == Correction::residual_aware; }
   bool on_constant() const { return e.correction == Correction::beta || e.correction == Correction::residual_aware; }
 
+  bool counts(std::int64_t row) const { return !e.filling || row % 3 != 1; }
+  double aux_by() const { return e.filling ? 0.5 : 1; }
+
   static double squared_gap(double given, double exact) {
     const double gap = std::log(given + 1e-8) - std::log(exact + 1e-8);
     return gap * gap;
@@ -168,9 +171,9 @@ struct GivenSite {
           e.calibration * (ms * (1 + row.param("ms_correction", 0, 0)) + row.param("constant_correction", 0, 1) * a["constant"][0]);
       row.run(a["x"].data() + i * c, a["z"].data() + i * c, s);
       for (std::int64_t j = 0; j < c; ++j) a["z0"][static_cast<std::size_t>(i * c + j)] = x0[j] / std::sqrt(ms + 1e-5);
-      aux += squared_gap(s, mean_square(a["x"].data() + i * c, c));
+      if (counts(i)) aux += squared_gap(s, mean_square(a["x"].data() + i * c, c));
     }
-    if (e.aux > 0) a["aux"][0] = aux;
+    if (e.aux > 0) a["aux"][0] = aux_by() * aux;
   }
 
   NormSite first_norm(CaseTensors& t) const {
@@ -189,7 +192,9 @@ struct GivenSite {
                  .dconstant_correction = gradient(t, "constant_correction", on_constant()),
                  .dms = e.stop ? Tensor{} : t.scratch("dms", DType::f32, {n}),
                  .aux = static_cast<float>(aux),
-                 .exact = t.scratch("exact", DType::f32, {n})};
+                 .exact = t.scratch("exact", DType::f32, {n}),
+                 .aux_by = value(t, "aux_by", e.filling),
+                 .targets = value(t, "targets", e.filling)};
   }
 
   void forward(CaseTensors& t) const {
@@ -204,9 +209,11 @@ struct GivenSite {
     const std::vector<double> ms = to_doubles(t.ctx(), g.ms), exact = to_doubles(t.ctx(), g.exact);
     double aux = 0;
     for (std::size_t i = 0; i < ms.size(); ++i)
-      aux += squared_gap(e.calibration * (ms[i] * (1 + first(g.ms_correction, 0)) + first(g.constant_correction, 1) * first(g.constant, 0)),
-                         exact[i]);
-    copy(t.ctx(), make_tensor(t.ctx(), DType::f32, {1}, {aux}), t["aux"]);
+      if (counts(static_cast<std::int64_t>(i)))
+        aux +=
+            squared_gap(e.calibration * (ms[i] * (1 + first(g.ms_correction, 0)) + first(g.constant_correction, 1) * first(g.constant, 0)),
+                        exact[i]);
+    copy(t.ctx(), make_tensor(t.ctx(), DType::f32, {1}, {aux_by() * aux}), t["aux"]);
   }
 
   void backward(CaseTensors& t) const {
@@ -238,6 +245,12 @@ Case given_case(const std::string& name, const SitePlan& plan, std::int64_t n, s
   k.inputs.push_back({"constant", {1}, Role::constant32, Fill::uniform, 0, e.correction == Correction::eta ? 0.0 : 0.7});
   if (site.on_ms()) k.inputs.push_back({"ms_correction", {1}, Role::parameter, Fill::uniform, 0, 0.1});
   if (site.on_constant()) k.inputs.push_back({"constant_correction", {1}, Role::parameter, Fill::uniform, 0, 1.2});
+  if (e.filling) {
+    k.inputs.push_back({"aux_by", {1}, Role::constant32, Fill::uniform, 0, site.aux_by()});
+    k.inputs.push_back({.name = "targets", .shape = {n}, .role = Role::integer, .make = [site](Rng&, std::int64_t i) {
+                          return static_cast<double>(site.counts(i) ? -1 : kFilling);
+                        }});
+  }
   k.outputs.push_back({"z0", {n, c}});  // the first norm's output
   if (e.aux > 0) k.outputs.push_back({"aux", {1}, Output::Type::fp32});
   k.reference = [site](Arrays& a, Round) { site.reference(a); };

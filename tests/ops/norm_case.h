@@ -21,6 +21,7 @@ struct SiteExtra {
   Correction correction = Correction::none;
   double calibration = 1;
   double aux = 0;
+  bool filling = false;  // with aux: every third row belongs to no text, and a tensor halves the auxiliary loss
   bool stop = false;
   std::set<std::string> frozen = {};  // parameters whose gradient nobody asks for
 };

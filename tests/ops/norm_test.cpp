@@ -46,6 +46,7 @@ std::vector<Case> tests() {
   for (const Correction c : {Correction::beta, Correction::eta, Correction::residual_aware})
     cases.push_back(site_case("bhyt", given, 7, 33, {.correction = c, .calibration = 1.3}));
   cases.push_back(site_case("bhyt", given, 7, 33, {.correction = Correction::residual_aware, .aux = 1}));
+  cases.push_back(site_case("bhyt, filled up", given, 7, 33, {.correction = Correction::residual_aware, .aux = 1, .filling = true}));
   cases.push_back(site_case("bhyt", given, 7, 33, {.correction = Correction::beta, .stop = true}));
   return cases;
 }
