@@ -22,6 +22,7 @@
 #include "model/adapter.h"
 #include "model/checkpoint_files.h"
 #include "ops/gemm/gemm.h"
+#include "parallel/launch.h"
 
 namespace bhyt::cli {
 
@@ -150,7 +151,11 @@ std::string describe_mistake(const CLI::App& app, const CLI::ParseError& error) 
 }
 
 int report_error(const std::string& message, int code) {
-  log::write(log::Level::error, message);
+  const parallel::Group* group = parallel::opened();
+  if (parallel::told_by_another()) return code;
+  log::write(log::Level::error, group && group->size() > 1 && !message.starts_with("rank ")
+                                    ? fmt::format("rank {} on {}: {}", group->rank(), group->host(group->rank()), message)
+                                    : message);
   return code;
 }
 
@@ -263,6 +268,7 @@ int run(int argc, char** argv) {
   }
   // A full disk behind stdout must not look like success.
   if (std::fflush(stdout) != 0 && code == 0) code = report_error("could not write to stdout", 1);
+  parallel::leave(code);
   return code;
 }
 

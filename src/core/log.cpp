@@ -14,7 +14,7 @@ namespace bhyt::log {
 namespace {
 std::mutex mutex;
 std::FILE* file = nullptr;
-bool quiet = false;
+bool quiet = false, silent = false;
 bool line_open = false;  // a progress line stands on the terminal without its newline
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -30,7 +30,7 @@ bool use_color() {
 void write(Level level, const std::string& text) {
   std::lock_guard lock(mutex);
   const char* tag = level == Level::error ? "error: " : level == Level::warning ? "warning: " : "";
-  if (!quiet || level != Level::info) {
+  if (level == Level::error || (!silent && (!quiet || level != Level::info))) {
     if (line_open) fmt::print(stderr, "\r\033[K");
     line_open = false;
     if (*tag && use_color())
@@ -45,7 +45,7 @@ void write(Level level, const std::string& text) {
 }
 
 void status(const std::string& text) {
-  if (quiet) return;
+  if (quiet || silent) return;
   std::lock_guard lock(mutex);
   line_open = stderr_is_terminal();
   if (line_open)
@@ -68,6 +68,7 @@ void close_file() {
 }
 
 void set_quiet(bool q) { quiet = q; }
+void set_silent(bool s) { silent = s; }
 
 std::string human_count(double n, const std::string& unit) {
   static const char* const big[] = {"", "K", "M", "B", "T"};
@@ -110,7 +111,7 @@ void Progress::finish(const std::string& note) {
 }
 
 void Progress::draw(const std::string& note, bool last) {
-  if (quiet) return;
+  if (quiet || silent) return;
   const double t = now() - started_, rate = t > 0 ? done_ / t : 0;
   std::string line = what_ + "  ";
   if (total_ > 0) {

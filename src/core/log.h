@@ -12,7 +12,8 @@ enum class Level { info, warning, error };
 void write(Level level, const std::string& text);
 void open_file(const std::string& path);  // appends, with time stamps
 void close_file();
-void set_quiet(bool quiet);  // keeps info off stderr
+void set_quiet(bool quiet);    // keeps info off stderr
+void set_silent(bool silent);  // keeps everything but errors off stderr: of all ranks but the first
 
 template <class... Args>
 void info(fmt::format_string<Args...> f, Args&&... args) {

@@ -63,13 +63,30 @@ void write_manifest(const fs::path& dir) {
   sync_to_disk(dir);
 }
 
-void remove_listed(const fs::path& dir, const std::string& file) {
-  if (!fs::exists(dir / file)) return;
+std::string optimizer_file(std::int64_t rank, std::int64_t ranks) {
+  return ranks == 1 ? kOptimizerState : fmt::format("optimizer-{}-of-{}.safetensors", rank + 1, ranks);
+}
+
+bool is_optimizer_file(const std::string& name) {
+  return name == kOptimizerState || (name.starts_with("optimizer-") && name.ends_with(".safetensors"));
+}
+
+std::vector<std::string> optimizer_files(const fs::path& dir) {
+  std::vector<std::string> names;
+  std::error_code failed;
+  for (const auto& entry : fs::directory_iterator(dir, failed))
+    if (const std::string name = entry.path().filename().string(); is_optimizer_file(name)) names.push_back(name);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+void remove_listed(const fs::path& dir, const std::vector<std::string>& files) {
+  if (files.empty()) return;
   Json manifest = Json::parse(read_text(dir / kManifest), nullptr, false);
   if (!is_manifest(manifest)) return;  // damaged: left as it is
-  manifest["files"].erase(file);
+  for (const std::string& file : files) manifest["files"].erase(file);
   replace_synced(dir / kManifest, manifest.dump(2) + "\n");  // first, so that it verifies at every moment
-  fs::remove(dir / file);
+  for (const std::string& file : files) fs::remove(dir / file);
 }
 
 std::string verify_manifest(const fs::path& dir, const std::function<bool(const std::string&)>& which, Compare compare) {

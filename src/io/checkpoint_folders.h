@@ -22,10 +22,15 @@ constexpr const char* kManifest = "manifest.json";
 constexpr const char* kTrainerState = "trainer_state.json";
 constexpr const char* kOptimizerState = "optimizer.safetensors";
 
+// The same where several processes keep a part each: optimizer-2-of-4.safetensors, from 1.
+std::string optimizer_file(std::int64_t rank, std::int64_t ranks);
+bool is_optimizer_file(const std::string& name);
+std::vector<std::string> optimizer_files(const fs::path& dir);  // in order; none where only weights are there
+
 // Lists every file of the folder with its size and checksum, synced.
 void write_manifest(const fs::path& dir);
-// Takes one file out of a checkpoint, so that it still verifies.
-void remove_listed(const fs::path& dir, const std::string& file);
+// Takes files out of a checkpoint, so that it still verifies.
+void remove_listed(const fs::path& dir, const std::vector<std::string>& files);
 
 enum class Verify : std::uint8_t { yes, no };                 // whether what is read from a checkpoint is compared with its manifest
 enum class Compare : std::uint8_t { checksums, sizes_only };  // sizes are known without reading

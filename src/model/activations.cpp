@@ -162,15 +162,23 @@ Positions Activations::positions(const Batch& b) const {
   return {.batch = b.batch, .seq = b.seq, .table = rope_.t, .positions = b.positions, .first = b.first};
 }
 
-void Activations::forward(const Batch& b, const ForwardOptions& how, const Observers& see) {
+void Activations::forward(const Batch& b, const ForwardOptions& how, const Observers& see,
+                          const std::function<void(std::int64_t layer)>& needed) {
+  const auto need = [&](std::int64_t layer) {
+    if (needed) needed(layer);
+  };
   const Positions at = positions(b);
   const std::int64_t layers = model_.config().layers;
+  need(0);
   embedding(ctx_, b.tokens, model_.weights().embedding, kept[0].x, model_.embedding_scale());
   see.show(ctx_, Point::embedding, 0, kept[0].x);
   Stream stream{kept[0].x, {}};
   check(how.left_out == 0 || !plan_.backward, "[model] expected a pass without a backward to leave out a block, got one with it");
-  for (std::size_t l = 0; l < kept.size(); ++l)
+  for (std::size_t l = 0; l < kept.size(); ++l) {
+    need(static_cast<std::int64_t>(l) + 1);
     if (static_cast<std::int64_t>(l) + 1 != how.left_out) model_.blocks()[l].forward(ctx_, stream, kept[l], scratch, at, how, see);
+  }
+  need(layers + 1);
   norm(ctx_, model_.last(), {.x = stream.x, .add = stream.pending, .sum = last, .z = z, .stats = last_stats});
   see.show(ctx_, Point::block_output, layers, last);
   see.show(ctx_, Point::last, layers + 1, z);

@@ -51,7 +51,9 @@ class Activations : public ActivationTensors {
   void fit(std::int64_t batch, std::int64_t seq);
   Positions positions(const Batch& batch) const;
   // Embedding, blocks and final norm; z is the last norm's output.
-  void forward(const Batch& batch, const ForwardOptions& how, const Observers& see);
+  // needed: called before a layer's weights are read (TrainPass::Step::layer_needed).
+  void forward(const Batch& batch, const ForwardOptions& how, const Observers& see,
+               const std::function<void(std::int64_t layer)>& needed = {});
   void score(const Batch& batch, const Score& out, const Observers& see);
   void logits(std::int64_t first, std::int64_t rows, const Tensor& out) const;  // of the last forward
 

@@ -24,7 +24,7 @@ bool is_correction(const std::string& name) {
 bool has_weights(const fs::path& dir) { return fs::exists(dir / kSingle) || fs::exists(dir / kIndex); }
 
 // A model is read from everything but what only the trainer needs.
-bool belongs_to_model(const std::string& file) { return file != kTrainerState && file != kOptimizerState; }
+bool belongs_to_model(const std::string& file) { return file != kTrainerState && !is_optimizer_file(file); }
 
 // "" where nothing is wrong, or nothing is known: folders that the trainer did not write have no manifest.
 std::string damage(const fs::path& dir) { return fs::exists(dir / kManifest) ? verify_manifest(dir, belongs_to_model) : ""; }

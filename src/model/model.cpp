@@ -25,11 +25,11 @@ const LoraConfig& checked(const LoraConfig& lora, const ModelConfig& config) {
 }  // namespace
 
 Model::Model(Context& context, const ModelConfig& config, DType type, const Frozen& frozen, const LoraConfig& lora,
-             const Borrowed& borrowed)
+             const Borrowed& borrowed, std::int64_t shards)
     : config_(checked(config, type)),
       lora_(checked(lora, config)),
       plan_(plan_norms(config.norm, config.layers, config.d, config.eps)),
-      parameters_(context, config, type, frozen, lora, borrowed),
+      parameters_(context, config, type, frozen, lora, borrowed, shards),
       weights_(parameters_.values()),
       few_(weights_),
       c_attn_(context, DType::f32, {config.layers}),

@@ -18,9 +18,9 @@ class Model {
  public:
   // frozen: parameters that are not to be trained (parameters.h). lora: adapters beside the weights, which are frozen then; they count
   // until values are given to them (Parameters::initialize_adapters, load_adapter) as zeros. borrowed: values that lie elsewhere, for
-  // generating alone.
+  // generating alone. shards: processes that may share out what training keeps beside the weights.
   Model(Context& context, const ModelConfig& config, DType type, const Frozen& frozen = {}, const LoraConfig& lora = {},
-        const Borrowed& borrowed = {});
+        const Borrowed& borrowed = {}, std::int64_t shards = 1);
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 

@@ -12,7 +12,7 @@ namespace bhyt {
 
 namespace {
 
-constexpr std::int64_t kAlign = 64;  // elements; also what shards are cut by
+constexpr std::int64_t kAlign = 128;  // elements; also what shards are cut by
 
 std::int64_t align_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 
@@ -175,8 +175,8 @@ std::vector<Parameter> parameter_list(const ModelConfig& config, const LoraConfi
 }
 
 Parameters::Parameters(Context& context, const ModelConfig& config, DType type, const Frozen& frozen, const LoraConfig& lora,
-                       const Borrowed& borrowed)
-    : list_(parameter_list(config, lora)), lender_(borrowed.lender), context_(&context), type_(type), config_(config) {
+                       const Borrowed& borrowed, std::int64_t shards)
+    : list_(parameter_list(config, lora)), lender_(borrowed.lender), shards_(shards), context_(&context), type_(type), config_(config) {
   for (std::size_t i = 0; i < list_.size(); ++i) {
     Parameter& p = list_[i];
     index_[p.name] = i;
@@ -184,28 +184,55 @@ Parameters::Parameters(Context& context, const ModelConfig& config, DType type, 
     check(!p.joined || p.frozen == list_[i - 1].frozen, "[parameters] expected {} and {} to be frozen together or not at all",
           list_[i - 1].name, p.name);
   }
-  lay_values(borrowed);
   lay_arena();
+  lay_values(borrowed);
 }
 
-Parameters::Sizes Parameters::planned(const ModelConfig& config, DType type, const LoraConfig& lora) {
+Parameters Parameters::layout(const ModelConfig& config, DType type, const LoraConfig& lora, std::int64_t shards) {
   Parameters p;
   p.list_ = parameter_list(config, lora);
   p.type_ = type;
   p.config_ = config;
+  p.shards_ = shards;
   p.lay_arena();
+  return p;
+}
+
+Parameters::Sizes Parameters::planned(const ModelConfig& config, DType type, const LoraConfig& lora, std::int64_t shards) {
+  Parameters p = layout(config, type, lora, shards);
   Sizes sizes{.arena = p.arena_size_};
   p.places(sizes.value_bytes);
   return sizes;
 }
 
-std::vector<std::size_t> Parameters::places(std::size_t& bytes) const {
-  std::vector<std::size_t> out;
+// Vectors and scalars first, then the matrices; those of a section lie as they do in arenas.
+std::vector<std::size_t> Parameters::places(std::size_t& bytes) {
+  constexpr std::size_t kLine = 256;
+  std::vector<std::size_t> out(list_.size());
   bytes = 0;
-  for (const Parameter& p : list_) {
-    out.push_back(p.joined ? bytes : (bytes + 255) / 256 * 256);
-    if (p.borrowed) continue;
-    bytes = out.back() + static_cast<std::size_t>(p.size) * size_of(stored_as(p, type_));
+  const auto next_line = [&] { return (bytes + kLine - 1) / kLine * kLine; };
+  for (std::size_t i = 0; i < list_.size(); ++i) {
+    if (is_matrix(list_[i])) continue;
+    out[i] = next_line();
+    if (!list_[i].borrowed) bytes = out[i] + static_cast<std::size_t>(list_[i].size) * sizeof(float);
+  }
+  const std::size_t element = size_of(type_);
+  auto section = sections_.begin();
+  std::size_t begin = 0;  // of the section
+  for (std::size_t i = 0; i < list_.size(); ++i) {
+    const Parameter& p = list_[i];
+    if (!is_matrix(p)) continue;
+    if (p.frozen || p.borrowed) {
+      out[i] = p.joined ? bytes : next_line();
+      if (!p.borrowed) bytes = out[i] + static_cast<std::size_t>(p.size) * element;
+      continue;
+    }
+    if (p.layer != section->layer) ++section;
+    if (p.offset == section->offset) {
+      begin = next_line();
+      bytes = begin + static_cast<std::size_t>(section->size) * element;
+    }
+    out[i] = begin + static_cast<std::size_t>(p.offset - section->offset) * element;
   }
   return out;
 }
@@ -223,23 +250,36 @@ void Parameters::lay_values(const Borrowed& borrowed) {
   for (std::size_t i = 0; i < list_.size(); ++i)
     list_[i].value = shaped(list_[i].borrowed ? elsewhere[i] : static_cast<char*>(values_.data()) + at[i], stored_as(list_[i], type_),
                             device(), list_[i]);
+  for (Section& s : sections_)
+    for (const Parameter& p : list_)
+      if (p.offset == s.offset && !p.borrowed) s.values = Tensor(p.value.data, type_, device(), {s.size});
 }
 
 void Parameters::lay_arena() {
   std::int64_t end = 0;
   for (Parameter& p : list_) {
-    if (p.frozen) continue;
-    p.offset = p.joined ? end : align_up(end, kAlign);
-    // A product writes its weight's gradient whole; the embedding is written as the head where they are tied, else only added to.
-    const bool written = is_matrix(p) && (p.role != Role::embedding || config_.tied);
-    if (!written) {
-      if (!added_.empty() && added_.back().offset + align_up(added_.back().size, kAlign) == p.offset)
-        added_.back().size = p.offset + p.size - added_.back().offset;
-      else
-        added_.push_back({p.offset, p.size});
-    }
+    if (p.frozen || is_matrix(p)) continue;
+    p.offset = align_up(end, kAlign);
     end = p.offset + p.size;
   }
+  vectors_ = align_up(end, kAlign);
+  end = vectors_;
+  const auto close = [&] {  // the section that is open
+    if (sections_.empty()) return;
+    Section& s = sections_.back();
+    s.size = align_up(end - s.offset, shards_ * kAlign);
+    end = s.offset + s.size;
+  };
+  for (Parameter& p : list_) {
+    if (p.frozen || !is_matrix(p)) continue;
+    if (sections_.empty() || sections_.back().layer != p.layer) {
+      close();
+      sections_.push_back({.layer = p.layer, .offset = end});
+    }
+    p.offset = p.joined ? end : align_up(end, kAlign);
+    end = p.offset + p.size;
+  }
+  close();
   arena_size_ = align_up(end, 1024);
 }
 
@@ -281,15 +321,20 @@ Weights Parameters::values() const {
   return w;
 }
 
-Weights Parameters::bind(const Tensor& arena) const {
-  check(arena.size() == arena_size_, "[parameters] expected an arena of {} elements, got {}", arena_size_, arena.size());
+Weights Parameters::bind(DType type, const Place& place) const {
   Weights w;
   w.layers.resize(static_cast<std::size_t>(config_.layers));
   for (std::size_t i = 0; i < list_.size(); ++i)
-    if (const Parameter& p = list_[i]; !p.joined && !p.frozen)
-      slot(w, p) = whole(static_cast<char*>(arena.data) + static_cast<std::size_t>(p.offset) * size_of(arena.dtype), arena.dtype, i);
+    if (const Parameter& p = list_[i]; !p.joined && !p.frozen) slot(w, p) = whole(place(p), type, i);
   if (config_.tied) w.head = w.embedding;
   return w;
+}
+
+Weights Parameters::bind(const Tensor& arena) const {
+  check(arena.size() == arena_size_, "[parameters] expected an arena of {} elements, got {}", arena_size_, arena.size());
+  return bind(arena.dtype, [&](const Parameter& p) {
+    return static_cast<char*>(arena.data) + static_cast<std::size_t>(p.offset) * size_of(arena.dtype);
+  });
 }
 
 Tensor Parameters::in_arena(const Tensor& arena, const Parameter& p) const {

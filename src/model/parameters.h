@@ -82,16 +82,18 @@ class Parameters {
  public:
   Parameters() = default;
   // frozen: further parameters that are not trained; q, k and v of a layer, and gate and up, go together. With lora the model's own weights
-  // are frozen anyway.
+  // are frozen anyway. shards: so many equal parts every section can be cut into.
   Parameters(Context& context, const ModelConfig& config, DType type, const Frozen& frozen = {}, const LoraConfig& lora = {},
-             const Borrowed& borrowed = {});
+             const Borrowed& borrowed = {}, std::int64_t shards = 1);
 
   // What a model will take, before there is one.
   struct Sizes {
     std::size_t value_bytes = 0;
     std::int64_t arena = 0;  // elements
   };
-  static Sizes planned(const ModelConfig& config, DType type, const LoraConfig& lora = {});
+  static Sizes planned(const ModelConfig& config, DType type, const LoraConfig& lora = {}, std::int64_t shards = 1);
+  // The order of everything without memory behind it, for plans.
+  static Parameters layout(const ModelConfig& config, DType type, const LoraConfig& lora = {}, std::int64_t shards = 1);
 
   const std::vector<Parameter>& list() const { return list_; }
   const Parameter* find(const std::string& name) const;
@@ -105,15 +107,23 @@ class Parameters {
   Weights values() const;
 
   // Arenas: what training keeps beside the values (gradients and moments in fp32, low bits of masters as uint16), arena_size() elements
-  // each, in the order of the list.
+  // each: first all vectors and scalars, which a backward adds to, then the matrices, layer by layer.
   std::int64_t arena_size() const { return arena_size_; }
+  std::int64_t vectors_size() const { return vectors_; }
   Tensor in_arena(const Tensor& arena, const Parameter& p) const;  // a parameter's stretch in its shape; empty when frozen
   Weights bind(const Tensor& arena) const;
-  // The stretches of a gradient arena that a backward adds to; the rest (weights of products) it writes whole.
-  struct Range {
-    std::int64_t offset = 0, size = 0;
+  // The same for parameters that lie apart: where each begins.
+  using Place = std::function<void*(const Parameter&)>;
+  Weights bind(DType type, const Place& place) const;
+
+  // The matrices of a layer that are trained: one stretch of every arena and, in the same order, of the values. Behind the last matrix
+  // there may be room that belongs to none, so that the size can be cut into shards.
+  struct Section {
+    std::int64_t layer = 0, offset = 0, size = 0;
+    Tensor values = {};  // [size]
   };
-  const std::vector<Range>& added_ranges() const { return added_; }
+  const std::vector<Section>& sections() const { return sections_; }
+  std::int64_t shards() const { return shards_; }
 
   // Draws every parameter from (seed, its name): the same on any device and in any type.
   void initialize(std::uint64_t seed, const ValueSink& sink = {}) const;
@@ -128,7 +138,7 @@ class Parameters {
   void write_value(const Parameter& p, const float* data) const;
 
  private:
-  std::vector<std::size_t> places(std::size_t& bytes) const;  // of the values, one behind the other; and the end of all
+  std::vector<std::size_t> places(std::size_t& bytes);  // of the values, one behind the other; and the end of all
   void lay_values(const Borrowed& borrowed);
   void lay_arena();
   Tensor whole(void* data, DType type, std::size_t i) const;  // of the i-th with what is joined to it: q with k and v, gate with up
@@ -136,10 +146,10 @@ class Parameters {
 
   std::vector<Parameter> list_;
   std::unordered_map<std::string, std::size_t> index_;
-  std::vector<Range> added_;
+  std::vector<Section> sections_;
   Buffer values_;
   std::shared_ptr<const void> lender_;
-  std::int64_t arena_size_ = 0;
+  std::int64_t arena_size_ = 0, vectors_ = 0, shards_ = 1;
   Context* context_ = nullptr;
   DType type_ = DType::f32;
   ModelConfig config_;

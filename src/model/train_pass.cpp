@@ -18,6 +18,9 @@ ActivationPlan plan_of(const TrainPass::Shape& s) {
 
 float dropout_of(const Model& m) { return m.lora().rank > 0 ? static_cast<float>(m.lora().dropout) : 0; }
 
+// Whether the gradients of matrices are written, whatever they held.
+bool anew(const TrainPass::Step& step) { return !step.accumulate || step.matrices_anew; }
+
 std::int64_t lowest_trained(const Parameters& parameters) {
   for (const Parameter& p : parameters.list())  // layer by layer
     if (!p.frozen) return p.layer;
@@ -28,6 +31,7 @@ std::int64_t lowest_trained(const Parameters& parameters) {
 
 Gradients::Gradients(Context& ctx, const Parameters& parameters) : arena(ctx, DType::f32, {parameters.arena_size()}) {
   zero(ctx, arena);
+  vectors = Tensor(arena.t.data, DType::f32, ctx.device(), {parameters.vectors_size()});
   weights = parameters.bind(arena);
 }
 
@@ -45,9 +49,11 @@ MemoryUse TrainPass::memory() const {
   return {.weights = model_.parameters().value_bytes(), .activations = act_.total_bytes() - workspace, .workspace = workspace};
 }
 
+// What a backward adds to: vectors, and an embedding that is not the head too, which a product writes whole.
 void TrainPass::zero_added(const Step& step) {
-  for (const Parameters::Range& r : model_.parameters().added_ranges())
-    ctx_.zero(step.gradients.arena.t.as<float>() + r.offset, static_cast<std::size_t>(r.size) * sizeof(float));
+  const Gradients& g = step.gradients;
+  if (!step.accumulate && g.vectors.size() > 0) zero(ctx_, g.vectors);
+  if (anew(step) && g.weights.embedding && !model_.config().tied) zero(ctx_, g.weights.embedding);
 }
 
 // The weight of the auxiliary loss per token; 0: it does not apply.
@@ -59,8 +65,8 @@ float TrainPass::aux_of(const Step& step) const {
 
 void TrainPass::forward_backward(const Batch& b, const Step& step) {
   const ForwardOptions how{.aux = aux_of(step), .dropout = {.p = dropout_of(model_), .seed = step.dropout_seed}};
-  act_.forward(b, how, observers);
-  if (!step.accumulate) zero_added(step);
+  act_.forward(b, how, observers, step.layer_needed);
+  zero_added(step);
   const bool few = b.scored && act_.scored;
   const Tensor rows = few ? act_.scored.row_slice(0, b.scored.size()) : act_.z;
   if (few) gather_rows(ctx_, act_.z, b.scored, rows);
@@ -75,7 +81,7 @@ void TrainPass::forward_backward(const Batch& b, const Step& step) {
                        .greedy = {},
                        .dx = rows,
                        .dw = step.gradients.weights.head,
-                       .accumulate = step.accumulate,
+                       .accumulate = !anew(step),
                        .workspace = act_.workspace});
   if (few) scatter_rows(ctx_, rows, b.scored, act_.z);
   backward(b, step, how);
@@ -109,7 +115,7 @@ void TrainPass::backward(const Batch& b, const Step& step, const ForwardOptions&
                    {.aux = forward.aux,
                     .aux_by = step.aux_by,
                     .targets = b.targets.reshape({b.batch * b.seq}),
-                    .accumulate = step.accumulate,
+                    .accumulate = !anew(step),
                     .h_was_kept = plan.keeps_h() || plan.recompute == Recompute::block,
                     .dropout = forward.dropout});
     done(static_cast<std::int64_t>(l) + 1);
@@ -153,7 +159,7 @@ void TrainPass::warm_up(const Gradients& gradients, std::int64_t batch, bool sev
 void TrainPass::run(const Batch& b, const Step& step) {
   act_.fit(b.batch, b.seq);
   // A mask is another one in every micro-batch; a recording would repeat its own.
-  if (observers.any() || step.layer_done || dropout_of(model_) > 0) return forward_backward(b, step);
+  if (observers.any() || step.layer_done || step.layer_needed || dropout_of(model_) > 0) return forward_backward(b, step);
   const auto bits = [](double x) { return std::bit_cast<std::uint64_t>(x); };
   GraphCache::Key key{static_cast<std::uint64_t>(b.batch),
                       static_cast<std::uint64_t>(b.seq),

@@ -10,7 +10,8 @@ namespace bhyt {
 
 // Gradients, as an arena and as the structure of the weights; fp32.
 struct Gradients {
-  OwnedTensor arena;
+  OwnedTensor arena;  // empty where matrices have places of their own
+  Tensor vectors;     // those of vectors and scalars, one stretch
   Weights weights;
   Gradients() = default;
   Gradients(Context& ctx, const Parameters& parameters);  // zero
@@ -46,7 +47,10 @@ class TrainPass {
     Tensor aux_by = {};         // fp32 [1] or empty: the auxiliary loss is multiplied by what it holds when the step runs
     bool with_aux = true;       // whether the auxiliary loss applies at this step
     bool accumulate = true;
+    bool matrices_anew = false;      // with accumulate: the gradients of matrices are written all the same
     std::uint64_t dropout_seed = 0;  // of this micro-batch, where LoraConfig::dropout > 0: another one for each
+    // Called before a layer's weights are read in the forward: 0 (embedding), 1…L, L+1 (last norm and head).
+    std::function<void(std::int64_t layer)> layer_needed = {};
     // Called when a layer's gradients have received all that this call adds: L+1 (last norm and an untied head), L…1, 0 (embedding).
     std::function<void(std::int64_t layer)> layer_done = {};
   };

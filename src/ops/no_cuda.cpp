@@ -23,7 +23,8 @@ namespace {
 }  // namespace
 
 void adamw(Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const std::vector<ArenaSpan>&, const AdamW&) { absent(); }
-void gradient_norm(Context&, const Tensor&, const std::vector<ArenaSpan>&, const Tensor&) { absent(); }
+void sum_of_squares(Context&, const Tensor&, const std::vector<ArenaSpan>&, const Tensor&) { absent(); }
+void square_root(Context&, const Tensor&, const Tensor&) { absent(); }
 
 void attention(Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const AttentionShape&) { absent(); }
 void attention_backward(Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,

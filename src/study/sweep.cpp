@@ -202,7 +202,7 @@ class Sweep {
     for (const std::int64_t step : checkpoint_steps(dir)) {
       const fs::path checkpoint = checkpoint_folder(dir, step);
       if (keep == Keep::none) fs::remove_all(checkpoint, ignored);
-      if (keep == Keep::weights && fs::exists(checkpoint / kOptimizerState, ignored)) remove_listed(checkpoint, kOptimizerState);
+      if (keep == Keep::weights) remove_listed(checkpoint, optimizer_files(checkpoint));
     }
     if (keep == Keep::none && fs::is_symlink(dir / "best", ignored)) fs::remove(dir / "best", ignored);
   }

@@ -24,13 +24,20 @@ Uploader::Uploader(Context& ctx, const Shape& shape)
       slots_{Slot{.memory = Mirror(ctx, static_cast<std::size_t>(bytes_of(shape)))},
              Slot{.memory = Mirror(ctx, static_cast<std::size_t>(bytes_of(shape)))}} {}
 
+std::int64_t count_scored(const std::vector<std::int32_t>& targets) {
+  return std::count_if(targets.begin(), targets.end(), [](std::int32_t t) { return t >= 0; });
+}
+
 double Uploader::planned_bytes(const Shape& shape) { return 2 * bytes_of(shape); }
 
 void Uploader::put(const HostBatch& host) {
   check(host.batch <= shape_.batch && host.batch * host.seq <= shape_.batch * shape_.seq && host.seq <= shape_.seq,
         "[batches] expected at most {} rows of {} tokens, got {} of {}", shape_.batch, shape_.seq, host.batch, host.seq);
   Slot& next = slots_[1 - now_];
-  next.scored = std::count_if(host.targets.begin(), host.targets.end(), [](std::int32_t t) { return t >= 0; });
+  const bool part = host.all_rows > 0;
+  next.scored = part ? host.all_scored : count_scored(host.targets);
+  next.all_rows = part ? host.all_rows : host.batch;
+  next.first_row = host.first_row;
   auto* const begin = static_cast<std::int32_t*>(next.memory.host_side());
   *reinterpret_cast<float*>(begin) = static_cast<float>(1.0 / std::max(static_cast<double>(next.scored), 1.0));
   next.used = host.used > 0 ? host.used : host.batch * host.seq;
@@ -104,7 +111,7 @@ Batch Uploader::piece(std::int64_t i) const {
 }
 
 std::optional<Evaluation> evaluate(Context& ctx, TrainPass& pass, BatchSource& source, Uploader& uploader, std::int64_t batches,
-                                   const GoOn& go_on) {
+                                   const GoOn& go_on, const std::function<void(std::vector<double>&)>& add_up) {
   const std::int64_t all = source.batches(), n = batches > 0 ? std::min(batches, all) : all;
   Evaluation out;
   source.start(0);
@@ -117,7 +124,7 @@ std::optional<Evaluation> evaluate(Context& ctx, TrainPass& pass, BatchSource& s
   };
   std::vector<Seen> seen;
   std::int64_t pieces = 0, done = 0;
-  const OwnedTensor sums(ctx, DType::f32, {n * uploader.most_pieces()});
+  const OwnedTensor sums(ctx, DType::f32, {std::max<std::int64_t>(n * uploader.most_pieces(), 1)});
   zero(ctx, sums);
   put(0);
   for (std::int64_t i = 0; i < n; ++i) {
@@ -134,15 +141,20 @@ std::optional<Evaluation> evaluate(Context& ctx, TrainPass& pass, BatchSource& s
   }
   std::vector<float> host_sums(static_cast<std::size_t>(pieces));
   ctx.copy(Device::cpu(), host_sums.data(), ctx.device(), sums.t.data, host_sums.size() * sizeof(float));
-  double sum = 0, by_row = 0, rows = 0;
+  std::vector<double> of_batches;
   const float* at = host_sums.data();
   for (const Seen& batch : seen) {
     double own = 0;
     for (std::int64_t p = 0; p < batch.pieces; ++p) own += static_cast<double>(*at++);
-    sum += own;
-    if (batch.tokens == 0) continue;
-    by_row += own / static_cast<double>(batch.tokens) * static_cast<double>(batch.rows);
-    rows += static_cast<double>(batch.rows);
+    of_batches.push_back(own);
+  }
+  if (add_up) add_up(of_batches);
+  double sum = 0, by_row = 0, rows = 0;
+  for (std::size_t i = 0; i < seen.size(); ++i) {
+    sum += of_batches[i];
+    if (seen[i].tokens == 0) continue;
+    by_row += of_batches[i] / static_cast<double>(seen[i].tokens) * static_cast<double>(seen[i].rows);
+    rows += static_cast<double>(seen[i].rows);
   }
   out.loss = out.tokens ? sum / static_cast<double>(out.tokens) : 0;
   out.loss_by_row = rows > 0 ? by_row / rows : 0;

@@ -31,13 +31,18 @@ class Uploader {
   std::int64_t rows() const { return current().rows; }
   std::int64_t examples() const { return current().examples; }  // rows of the data
   std::int64_t tokens() const { return current().rows * current().seq; }
+  // Of the batch of all ranks, where there are several; of this one's rows the first there. examples, used and scored are of all, too.
+  std::int64_t all_rows() const { return current().all_rows; }
+  std::int64_t first_row() const { return current().first_row; }
   std::int64_t seq() const { return current().seq; }    // of a row
   std::int64_t used() const { return current().used; }  // those of the data
   std::int64_t scored() const { return current().scored; }
   Tensor scale() const;               // fp32 [1] on the device: 1 / scored()
   Tensor per_token() const;           // the same: 1 / used()
   Batch piece(std::int64_t i) const;  // the i-th micro-batch
-  std::int64_t pieces() const { return (rows() + piece_rows() - 1) / piece_rows(); }
+  std::int64_t pieces() const { return pieces_of(rows()); }
+  std::int64_t pieces_of(std::int64_t rows) const { return (rows + piece_rows() - 1) / piece_rows(); }
+  std::int64_t rows_in_pieces() const { return piece_rows(); }
   std::int64_t batch() const { return shape_.batch; }  // the most rows
   std::int64_t most_pieces() const { return (shape_.batch + shape_.micro_batch - 1) / shape_.micro_batch; }
 
@@ -50,7 +55,7 @@ class Uploader {
       std::int64_t at = 0, count = 0;  // elements from the beginning
     };
     std::vector<Scored> lists = {};
-    std::int64_t rows = 0, seq = 1, examples = 0, used = 0, scored = 0;
+    std::int64_t rows = 0, seq = 1, examples = 0, used = 0, scored = 0, all_rows = 0, first_row = 0;
     bool documents = false;
   };
   const Slot& current() const { return slots_[now_]; }
@@ -63,6 +68,8 @@ class Uploader {
   std::size_t now_ = 0;
 };
 
+std::int64_t count_scored(const std::vector<std::int32_t>& targets);
+
 struct Evaluation {
   double loss = 0;         // mean over the tokens
   double loss_by_row = 0;  // mean over the batches of their means, each weighing as much as it has rows: transformers' eval_loss
@@ -72,8 +79,9 @@ struct Evaluation {
 // Asked after each micro-batch, with the rows done and the rows in all; false: stop here.
 using GoOn = std::function<bool(std::int64_t done, std::int64_t all)>;
 
-// Over the first `batches` batches (0 = one pass) of a source; nothing where it was stopped.
+// Over the first `batches` batches (0 = one pass) of a source; nothing where it was stopped. add_up: over the ranks, where each has some of
+// the rows.
 std::optional<Evaluation> evaluate(Context& ctx, TrainPass& pass, BatchSource& source, Uploader& uploader, std::int64_t batches,
-                                   const GoOn& go_on);
+                                   const GoOn& go_on, const std::function<void(std::vector<double>&)>& add_up = {});
 
 }  // namespace bhyt::train

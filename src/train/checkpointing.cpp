@@ -1,5 +1,7 @@
 #include "train/checkpointing.h"
 
+#include <map>
+
 #include "core/check.h"
 #include "core/log.h"
 #include "model/adapter.h"
@@ -47,7 +49,7 @@ void prune(RunDir& dir, const TrainSection& train, const Progress& progress, boo
     if (was_interrupt(dir.checkpoint(step)) || ++kept > train.keep)
       dir.remove_checkpoint(step);
     else if (train.save == Save::weights)
-      remove_listed(dir.checkpoint(step), kOptimizerState);
+      remove_listed(dir.checkpoint(step), optimizer_files(dir.checkpoint(step)));
   }
 }
 
@@ -59,16 +61,21 @@ void tidy_checkpoints(RunDir& dir, const TrainSection& train, const Progress& pr
 
 void save_checkpoint(RunDir& dir, const CheckpointContext& context, const Model& model, const Optimizer& optimizer,
                      const Progress& progress, bool interrupted) {
+  const bool adapters = context.config.lora.config.active();
+  std::map<const Parameter*, std::vector<float>> masters;
+  for (const Parameter& p : model.parameters().list())
+    if (adapters && !p.frozen) masters[&p] = context.master(p);
   dir.write_checkpoint(progress.step, [&](const fs::path& to) {
-    if (context.config.lora.config.active())
-      save_adapter(to, model, context.config.model.init, [&](const Parameter& p) { return optimizer.masters().read(p); });
+    if (dir.owned() || optimizer.shard().ranks() > 1) save_optimizer(to, model, optimizer);
+    if (!dir.owned()) return;
+    if (adapters)
+      save_adapter(to, model, context.config.model.init, [&](const Parameter& p) { return masters.at(&p); });
     else
       save_model(to, model);
     if (context.tokenizer) context.tokenizer->save(to);
-    save_optimizer(to / kOptimizerState, model, optimizer);
     write_synced(to / kTrainerState, state_json(context, model, progress, interrupted).dump(2) + "\n");
   });
-  prune(dir, context.config.train, progress, interrupted);
+  if (dir.owned()) prune(dir, context.config.train, progress, interrupted);
 }
 
 namespace {
@@ -76,8 +83,7 @@ namespace {
 // What keeps a run from going on from a checkpoint, "" if nothing does; then `state` is its training state.
 std::string unfit(const fs::path& at, Json& state) {
   if (const std::string wrong = verify_manifest(at); !wrong.empty()) return wrong;
-  if (!fs::exists(at / kOptimizerState))
-    return fmt::format("it holds weights only (model.init={} starts a new run from them)", at.string());
+  if (optimizer_files(at).empty()) return fmt::format("it holds weights only (model.init={} starts a new run from them)", at.string());
   if (!fs::exists(at / kTrainerState)) return "it has no trainer_state.json";
   state = Json::parse(read_text(at / kTrainerState), nullptr, false);
   return state.is_object() ? "" : "trainer_state.json is damaged";
@@ -144,7 +150,7 @@ Progress load_checkpoint(const Found& found, const RunConfig& config, Model& mod
   } else {
     load_weights(found.dir, model.parameters(), masters);
   }
-  load_optimizer(found.dir / kOptimizerState, model, optimizer);
+  load_optimizer(found.dir, model, optimizer);
   return progress;
 }
 

@@ -1,7 +1,9 @@
 // When a run saves, what stays, and where a resumed run goes on. A checkpoint's files: interface.md, "A run directory".
 #pragma once
 
+#include <functional>
 #include <optional>
+#include <vector>
 
 #include "text/tokenizer.h"
 #include "train/config.h"
@@ -16,10 +18,13 @@ struct CheckpointContext {
   const Tokenizer* tokenizer;  // null: none is saved
   Json mathematics;            // of the resolved config, with the tokenizer's fingerprint
   double rows_per_epoch = 1;
+  // The whole master of a parameter, asked for by all ranks at the same time.
+  std::function<std::vector<float>(const Parameter&)> master;
 };
 
 // Writes checkpoint-STEP, then lets go of what is no longer kept: interrupt checkpoints before it and all but the newest `keep` others
 // (and, where train.select says so, the best one).
+// All ranks call it together.
 void save_checkpoint(RunDir& dir, const CheckpointContext& context, const Model& model, const Optimizer& optimizer,
                      const Progress& progress, bool interrupted);
 

@@ -14,6 +14,7 @@
 #include "model/checkpoint_files.h"
 #include "model/config_keys.h"
 #include "model/lora.h"
+#include "parallel/collectives.h"
 #include "train/schedule.h"
 
 namespace bhyt::train {
@@ -108,6 +109,21 @@ struct RunSection {
   Resume resume = Resume::never;
 };
 
+// How the ranks of a run that MPI launched share it out (train/data_parallel.h).
+struct ParallelSection {
+  std::int64_t zero = -1;  // -1 = auto: 2 with several ranks
+  double bucket = 32;      // megabytes that are under way at a time
+  parallel::Reduce reduce = parallel::Reduce::fp32;
+  double timeout = 600;  // seconds
+  bool share_gpu = false;
+};
+
+// Which of how many processes this one is.
+struct Ranks {
+  std::int64_t rank = 0, size = 1;
+  std::int64_t on_host = 1;  // of them
+};
+
 struct RunConfig {
   Work work = Work::pretraining;
   ModelSection model;  // its config holds the norm section too
@@ -118,7 +134,9 @@ struct RunConfig {
   EvalSection eval;
   AnalysisSection analysis;
   RunSection run;
+  ParallelSection parallel;
   Device device;  // what run.device came to, once the run is open
+  Ranks ranks;    // the same of how the process was launched
 };
 
 // CONFIG.yaml ("" = none) with key=value words on top. A word takes the place of a key that says the same thing (steps, tokens; p, kappa).
@@ -145,6 +163,10 @@ Json resolved_tree(const RunConfig& config);
 Json mathematics(const Json& resolved);
 // "train.lr was 0.0005, now is 0.001" for every difference.
 std::vector<std::string> differences(const Json& before, const Json& now);
+
+// Rows of a batch that a rank has at most.
+inline std::int64_t rows_of_a_rank(const RunConfig& c) { return (c.train.batch + c.ranks.size - 1) / c.ranks.size; }
+std::int64_t zero_of(const RunConfig& config);  // what parallel.zero comes to
 
 // All keys with help and default, for `bhyt help pretrain` and `bhyt help sft`.
 std::vector<schema::Lister::Entry> config_keys(Work work = Work::pretraining);

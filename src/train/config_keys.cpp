@@ -24,6 +24,7 @@ const schema::Names<ScheduleKind> kSchedule = {{"cosine", ScheduleKind::cosine},
                                                {"constant", ScheduleKind::constant},
                                                {"wsd", ScheduleKind::wsd}};
 const schema::Names<NormFrom> kNormFrom = {{"checkpoint", NormFrom::checkpoint}, {"calibrate", NormFrom::calibrate}};
+const schema::Names<parallel::Reduce> kReduce = {{"fp32", parallel::Reduce::fp32}, {"bf16", parallel::Reduce::bf16}};
 const schema::Names<Save> kSave = {{"full", Save::full}, {"weights", Save::weights}};
 const schema::Names<Recompute> kRecompute = {
     {"none", Recompute::none}, {"norm", Recompute::norm}, {"swiglu", Recompute::swiglu}, {"block", Recompute::block}};
@@ -298,6 +299,20 @@ static void fields(AnalysisSection& c, V& v) {
 }
 
 template <class V>
+static void fields(ParallelSection& c, V& v) {
+  v.custom(
+      "zero", "what ranks share out: 0 nothing, 1 the optimizer's state, 2 gradients too; auto = 2 with several ranks",
+      [&](const Json& j, const std::string& key) {
+        c.zero = j == "auto" ? -1 : schema::Reader::as_integer(key, j, {.at_least = 0, .at_most = 2});
+      },
+      [&] { return c.zero < 0 ? Json("auto") : Json(c.zero); });
+  v.number("bucket", c.bucket, "megabytes of gradients that are added up at a time", {.above = 0});
+  v.choice("reduce", c.reduce, kReduce, "the type in which gradients travel between ranks");
+  v.number("timeout", c.timeout, "seconds after which a rank that does not answer ends the run", {.above = 0});
+  v.boolean("share_gpu", c.share_gpu, "several ranks on one GPU, through the host's memory: slow, for tests");
+}
+
+template <class V>
 static void fields(RunSection& c, V& v) {
   v.text("dir", c.dir, "the run directory");
   v.text("device", c.device, "auto, cpu, cuda or cuda:N");
@@ -337,6 +352,7 @@ static void fields(RunConfig& c, V& v) {
   v.section("run", c.run, "");
   v.section("eval", c.eval, "");
   v.section("analysis", c.analysis, "");
+  v.section("parallel", c.parallel, "");
 }
 
 void read_keys(RunConfig& c, const Json& tree) { schema::read(c, tree); }

@@ -1,5 +1,7 @@
 #include "train/masters.h"
 
+#include <algorithm>
+
 namespace bhyt::train {
 
 namespace {
@@ -18,17 +20,20 @@ void to_device(Context& ctx, const Tensor& t, std::int64_t first, const T* host,
 
 }  // namespace
 
-Masters::Masters(const Parameters& parameters) : parameters_(&parameters) {
+Masters::Masters(const Parameters& parameters, const Shard& shard) : parameters_(&parameters), shard_(&shard) {
   if (parameters.type() != DType::bf16) return;
-  low_bits_ = OwnedTensor(parameters.context(), DType::u16, {parameters.arena_size()});
+  low_bits_ = OwnedTensor(parameters.context(), DType::u16, {shard.size()});
   zero(parameters.context(), low_bits_);
 }
 
-std::vector<float> Masters::read(const Parameter& p) const {
-  if (p.value.dtype == DType::f32 || p.frozen) return parameters_->read_value(p);
+std::vector<float> Masters::read(const Shard::Part& part) const {
   Context& ctx = parameters_->context();
-  const auto values = on_host<bf16>(ctx, p.value);
-  const auto low = on_host<std::uint16_t>(ctx, parameters_->in_arena(low_bits_, p));
+  const Tensor& value = part.parameter->value;
+  const auto first = static_cast<std::size_t>(part.first) * size_of(value.dtype);
+  const Tensor own(static_cast<char*>(value.data) + first, value.dtype, value.device, {part.size});
+  if (value.dtype == DType::f32) return on_host<float>(ctx, own);
+  const auto values = on_host<bf16>(ctx, own);
+  const auto low = on_host<std::uint16_t>(ctx, shard_->in_arena(low_bits_, part));
   std::vector<float> out(values.size());
   for (std::size_t i = 0; i < out.size(); ++i) out[i] = join(values[i], low[i]);
   return out;
@@ -45,7 +50,11 @@ void Masters::write(const Parameter& p, std::int64_t first, std::int64_t n, cons
     low[i] = s.low;
   }
   to_device(ctx, p.value, first, weights.data(), n);
-  if (!p.frozen) to_device(ctx, parameters_->in_arena(low_bits_, p), first, low.data(), n);
+  if (p.frozen) return;
+  const Shard::Part* part = shard_->find(p);
+  if (!part) return;
+  const std::int64_t from = std::max(first, part->first), to = std::min(first + n, part->first + part->size);
+  if (from < to) to_device(ctx, shard_->in_arena(low_bits_, *part), from - part->first, low.data() + (from - first), to - from);
 }
 
 ValueSink Masters::sink() {

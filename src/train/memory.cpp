@@ -7,6 +7,7 @@
 #include "model/train_pass.h"
 #include "train/batches.h"
 #include "train/calibrate.h"
+#include "train/data_parallel.h"
 #include "train/optimizer.h"
 
 namespace bhyt::train {
@@ -33,8 +34,9 @@ bool quick_enough(const RunConfig& c, std::int64_t rows) {
 
 // As many sequences as have their activations in so much memory, in pieces of equal size.
 std::int64_t auto_micro_batch(const RunConfig& c, double available) {
-  const auto rows = [&](std::int64_t pieces) { return (c.train.batch + pieces - 1) / pieces; };
-  std::int64_t least = 1, most = c.train.batch;  // pieces; the most, rows of one, is taken whether it fits or not
+  const std::int64_t batch = rows_of_a_rank(c);
+  const auto rows = [&](std::int64_t pieces) { return (batch + pieces - 1) / pieces; };
+  std::int64_t least = 1, most = batch;  // pieces; the most, rows of one, is taken whether it fits or not
   while (least < most) {
     const std::int64_t middle = least + (most - least) / 2;
     if (quick_enough(c, rows(middle)) && activation_bytes(c, rows(middle)) <= available)
@@ -48,7 +50,8 @@ std::int64_t auto_micro_batch(const RunConfig& c, double available) {
 // Half the machine's memory (nine tenths of a GPU's) is for the run. From the total, not from what is free now: the same machine gives the
 // same bits, unless others leave too little of it.
 void settle_micro_batch(RunConfig& c, const MemoryPlan& least, const FreeMemory& free) {
-  const double usual = static_cast<double>(total_memory(c.device)) * (c.device.is_cuda() ? 0.9 : 0.5) - least.fixed();
+  const double shared = c.device.is_cuda() && !c.parallel.share_gpu ? 1 : static_cast<double>(c.ranks.on_host);
+  const double usual = static_cast<double>(total_memory(c.device)) * (c.device.is_cuda() ? 0.9 : 0.5) / shared - least.fixed();
   c.train.micro_batch = auto_micro_batch(c, usual);
   const double left = free.device - least.device() - (c.device.is_cuda() ? 0 : least.host);
   if (free.device <= 0 || activation_bytes(c, c.train.micro_batch) <= left) return;
@@ -59,16 +62,18 @@ void settle_micro_batch(RunConfig& c, const MemoryPlan& least, const FreeMemory&
 }  // namespace
 
 MemoryPlan plan_memory(const RunConfig& c, std::int64_t micro_batch) {
-  const Parameters::Sizes sizes = Parameters::planned(c.model.config, *c.run.dtype, c.lora.config);
+  const Parameters layout = Parameters::layout(c.model.config, *c.run.dtype, c.lora.config, c.ranks.size);
+  const Parameters::Sizes sizes = Parameters::planned(c.model.config, *c.run.dtype, c.lora.config, c.ranks.size);
+  const std::int64_t shard = Shard(layout, 0, zero_of(c) > 0 ? c.ranks.size : 1).size();
   const double batch =
       Uploader::planned_bytes(
-          {.batch = c.train.batch, .seq = c.data.seq_len, .documents = tells_documents(c.data), .lists = c.data.chat.has_value()}) /
+          {.batch = rows_of_a_rank(c), .seq = c.data.seq_len, .documents = tells_documents(c.data), .lists = c.data.chat.has_value()}) /
       2;
   const double sides = c.data.valid.empty() ? 1 : 2;
   MemoryPlan plan;
   plan.weights = static_cast<double>(sizes.value_bytes);
-  plan.gradients = static_cast<double>(sizes.arena) * sizeof(float);
-  plan.optimizer = static_cast<double>(planned_optimizer_bytes(c.train, sizes.arena, *c.run.dtype));
+  plan.gradients = DataParallel::planned_bytes(c);
+  plan.optimizer = static_cast<double>(planned_optimizer_bytes(c.train, shard, *c.run.dtype));
   plan.batches = 2 * sides * batch;
   plan.host = kWaiting * batch + (c.device.is_cuda() ? plan.batches : 0);
   plan.calibration = planned_calibration_bytes(c);

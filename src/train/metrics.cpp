@@ -43,9 +43,15 @@ double short_decimal(float value) {
 
 Metrics::Metrics(const fs::path& dir, const Progress& progress)
     : lines_(open_lines(dir / "metrics.jsonl", progress)),
-      events_(dir, progress.step, unix_time(), progress.unvalidated ? kValidTag : "") {}
+      events_(std::in_place, dir, progress.step, unix_time(), progress.unvalidated ? kValidTag : "") {}
 
-void Metrics::put(const Json& line) { lines_.append(line.dump() + "\n"); }
+void Metrics::put(const Json& line) {
+  if (lines_) lines_->append(line.dump() + "\n");
+}
+
+void Metrics::show(double time, std::int64_t step, const std::vector<Scalar>& scalars) {
+  if (events_) events_->write(time, step, scalars);
+}
 
 void Metrics::training(const TrainingLine& l) {
   const double now = unix_time();
@@ -64,14 +70,14 @@ void Metrics::training(const TrainingLine& l) {
                                  {"train/lr", static_cast<float>(l.lr)},
                                  {"train/tok_s", static_cast<float>(l.tok_s)}};
   if (l.mfu) scalars.emplace_back("train/mfu", static_cast<float>(*l.mfu));
-  events_.write(now, l.step, scalars);
+  show(now, l.step, scalars);
 }
 
 void Metrics::validation(std::int64_t step, double loss, std::int64_t tokens, std::optional<double> by_row) {
   Json line = {{"step", step}, {"valid_loss", loss}, {"valid_tokens", tokens}};
   if (by_row) line["eval_loss_hf"] = *by_row;
   put(line);
-  events_.write(unix_time(), step, {{kValidTag, static_cast<float>(loss)}});
+  show(unix_time(), step, {{kValidTag, static_cast<float>(loss)}});
 }
 
 void Metrics::tasks(std::int64_t step, const Results& results) {
@@ -84,7 +90,7 @@ void Metrics::tasks(std::int64_t step, const Results& results) {
       scalars.emplace_back("tasks/" + row.name + "/" + m.name, static_cast<float>(m.value));
     }
   put({{"step", step}, {"tasks", tasks}});
-  events_.write(unix_time(), step, scalars);
+  show(unix_time(), step, scalars);
 }
 
 void Metrics::layers(std::int64_t step, const Json& layers) { put({{"step", step}, {"layers", layers}}); }
@@ -94,8 +100,9 @@ void Metrics::event(std::int64_t step, const std::string& what, const std::strin
 }
 
 void Metrics::sync() {
-  lines_.sync();
-  events_.sync();
+  if (!lines_) return;
+  lines_->sync();
+  events_->sync();
 }
 
 }  // namespace bhyt::train

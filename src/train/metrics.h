@@ -26,6 +26,7 @@ class Metrics {
  public:
   // Goes on with the files of `dir` where `progress` stands (step 0: afresh); lines and records beyond it, or torn, are cut off.
   Metrics(const fs::path& dir, const Progress& progress);
+  Metrics() = default;  // writes nothing: of all ranks but the first
 
   void training(const TrainingLine& line);
   // by_row: transformers' eval_loss, where it is of interest.
@@ -37,8 +38,9 @@ class Metrics {
 
  private:
   void put(const Json& line);
-  AppendFile lines_;
-  EventFile events_;
+  void show(double time, std::int64_t step, const std::vector<Scalar>& scalars);
+  std::optional<AppendFile> lines_;
+  std::optional<EventFile> events_;
 };
 
 // The double whose text is the shortest one that gives this float back: 0.1f prints as 0.1, not as 0.10000000149011612.

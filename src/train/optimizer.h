@@ -1,8 +1,10 @@
-// What makes new weights out of gradients, with the state it carries from step to step and its part of a checkpoint.
+// What makes new weights out of gradients, with the state it carries from step to step and its part of a checkpoint. Of several processes
+// each keeps the state of its shard (model/shard.h) and makes new what lies there.
 // A second optimizer is a folder of ops, a class and a row of the table in optimizers.cpp.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,30 +22,36 @@ namespace bhyt::train {
 struct Update {
   double lr = 0;
   std::int64_t number = 1;  // from 1, skipped steps not counted
-  Tensor gradients;         // fp32, an arena
+  Tensor gradients;         // fp32, an arena of the shard
   Tensor grad_norm, loss;   // fp32 [1]
 };
 
 class Optimizer {
  public:
-  explicit Optimizer(const Parameters& parameters);
+  Optimizer(const Parameters& parameters, Shard shard);
   virtual ~Optimizer() = default;
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
   virtual void step(const Update& update) = 0;
 
-  // Global norm of the gradients, fp32 [1]: over what is trained.
+  const Shard& shard() const { return shard_; }
+
+  // Global norm of the gradients, fp32 [1]: over what is trained. Of several processes each has a sum of squares, fp64 [1], that is added
+  // up first.
   void gradient_norm(const Tensor& gradients, const Tensor& norm) const;
+  void squares(const Tensor& gradients, const Tensor& sum) const;
 
   Masters& masters() { return masters_; }
   const Masters& masters() const { return masters_; }
   std::size_t bytes() const;  // state and low bits of the masters
 
-  // NAME.PARAMETER for every state arena and, in a bf16 run, master.PARAMETER.
-  void save(std::vector<SafeTensorOut>& tensors) const;
-  // State and, where the file holds them, masters (and with them the weights): the file may be of a run in another type.
-  void load(const SafeTensors& file);
+  // NAME.PARAMETER for every state arena and, in a bf16 run, master.PARAMETER. What is a part of a parameter has a place of its own in the
+  // metadata: "first.PARAMETER", the element it begins with. What every process keeps is written by the first.
+  void save(std::vector<SafeTensorOut>& tensors, std::map<std::string, std::string>& metadata) const;
+  // State and, where the files hold them, masters (and with them the weights): the files may be of a run in another type, and of any number
+  // of processes.
+  void load(const std::vector<SafeTensors>& files);
 
  protected:
   struct StateArena {
@@ -56,7 +64,9 @@ class Optimizer {
 
  private:
   const Parameters& parameters_;
+  Shard shard_;
   std::vector<ArenaSpan> spans_;
+  std::vector<ArenaSpan> counted_;  // those whose squares this process counts
   Masters masters_;
   std::vector<StateArena> state_;
 };
@@ -64,7 +74,8 @@ class Optimizer {
 // The names that train.optimizer may have.
 std::vector<std::string> optimizer_names();
 // The optimizer that train.optimizer names, with the settings of the section.
-std::unique_ptr<Optimizer> make_optimizer(const TrainSection& settings, const Parameters& parameters);
+std::unique_ptr<Optimizer> make_optimizer(const TrainSection& settings, const Parameters& parameters, std::int64_t rank = 0,
+                                          std::int64_t ranks = 1);
 // What its bytes() will be, for arenas of so many elements.
 std::size_t planned_optimizer_bytes(const TrainSection& settings, std::int64_t arena, DType type);
 

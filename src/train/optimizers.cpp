@@ -8,8 +8,8 @@ namespace {
 
 class AdamWOptimizer : public Optimizer {
  public:
-  AdamWOptimizer(const TrainSection& settings, const Parameters& parameters)
-      : Optimizer(parameters), settings_(settings), m_(add_state("m")), v_(add_state("v")) {}
+  AdamWOptimizer(const TrainSection& settings, const Parameters& parameters, Shard shard)
+      : Optimizer(parameters, std::move(shard)), settings_(settings), m_(add_state("m")), v_(add_state("v")) {}
 
   void step(const Update& u) override {
     adamw(context(), masters().low_bits(), u.gradients, m_, v_, spans(),
@@ -30,14 +30,14 @@ class AdamWOptimizer : public Optimizer {
 };
 
 template <class O>
-std::unique_ptr<Optimizer> make(const TrainSection& settings, const Parameters& parameters) {
-  return std::make_unique<O>(settings, parameters);
+std::unique_ptr<Optimizer> make(const TrainSection& settings, const Parameters& parameters, Shard shard) {
+  return std::make_unique<O>(settings, parameters, std::move(shard));
 }
 
 struct Row {
   const char* name;
   std::int64_t state;  // arenas in fp32
-  std::unique_ptr<Optimizer> (*make)(const TrainSection& settings, const Parameters& parameters);
+  std::unique_ptr<Optimizer> (*make)(const TrainSection& settings, const Parameters& parameters, Shard shard);
 };
 
 constexpr Row kOptimizers[] = {
@@ -58,8 +58,9 @@ std::vector<std::string> optimizer_names() {
   return names;
 }
 
-std::unique_ptr<Optimizer> make_optimizer(const TrainSection& settings, const Parameters& parameters) {
-  return find(settings.optimizer).make(settings, parameters);
+std::unique_ptr<Optimizer> make_optimizer(const TrainSection& settings, const Parameters& parameters, std::int64_t rank,
+                                          std::int64_t ranks) {
+  return find(settings.optimizer).make(settings, parameters, Shard(parameters, rank, ranks));
 }
 
 std::size_t planned_optimizer_bytes(const TrainSection& settings, std::int64_t arena, DType type) {

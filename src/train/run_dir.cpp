@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "core/check.h"
+#include "parallel/launch.h"
 
 namespace bhyt::train {
 
@@ -36,7 +37,45 @@ bool is_history(const std::string& name) {
 
 }  // namespace
 
-RunDir::RunDir(const fs::path& path) : path_(path.has_filename() ? path : path.parent_path()), made_(first_missing(path_)) {
+RunDir::RunDir(const fs::path& path) : RunDir(path, nullptr) {}
+
+RunDir::RunDir(const fs::path& path, parallel::Group* group) : path_(path.has_filename() ? path : path.parent_path()), group_(group) {
+  stage([&] {
+    if (owned()) open();
+  });
+  if (!group_) return;
+  try {
+    compare();
+  } catch (...) {
+    if (owned()) leave();
+    throw;
+  }
+}
+
+// Whether all ranks see the same folder, by a name that only this run knows.
+void RunDir::compare() const {
+  const fs::path sign = path_ / (kTemporary + parallel::gather_texts(*group_, owned() ? std::to_string(::getpid()) : "").front());
+  stage([&] {
+    if (owned()) fs::create_directory(sign);
+  });
+  stage([&] {
+    check(fs::is_directory(sign), "the run directory {} is not the one that rank 0 on {} made: all ranks must see one file system there",
+          path_.string(), group_->host(0));
+  });
+  stage([&] {
+    if (owned()) fs::remove(sign);
+  });
+}
+
+void RunDir::stage(const std::function<void()>& work) const {
+  if (group_)
+    parallel::together(*group_, work);
+  else
+    work();
+}
+
+void RunDir::open() {
+  made_ = first_missing(path_);
   std::error_code error;
   fs::create_directories(path_, error);
   check(!error && fs::is_directory(path_), "could not make the run directory {}: {}", path_.string(),
@@ -57,6 +96,10 @@ RunDir::RunDir(const fs::path& path) : path_(path.has_filename() ? path : path.p
 }
 
 RunDir::~RunDir() {
+  if (lock_ >= 0) leave();
+}
+
+void RunDir::leave() {
   if (!kept_) clear();
   ::close(lock_);
 }
@@ -115,16 +158,22 @@ void RunDir::link_best(std::int64_t step) {
 void RunDir::write_checkpoint(std::int64_t step, const std::function<void(const fs::path&)>& fill) {
   const fs::path target = checkpoint(step), beside = path_ / fmt::format("{}{}", kTemporary, step);
   try {
-    fs::remove_all(beside);
-    fs::create_directory(beside);
-    fill(beside);
-    write_manifest(beside);
-    put_in_place(beside, step);
-    sync_to_disk(path_);
+    stage([&] {
+      if (!owned()) return;
+      fs::remove_all(beside);
+      fs::create_directory(beside);
+    });
+    stage([&] { fill(beside); });
+    stage([&] {
+      if (!owned()) return;
+      write_manifest(beside);
+      put_in_place(beside, step);
+      sync_to_disk(path_);
+    });
     kept_ = true;
   } catch (const std::exception& e) {
     std::error_code ignored;
-    fs::remove_all(beside, ignored);
+    if (owned()) fs::remove_all(beside, ignored);
     throw Error(fmt::format("could not save {}: {} (earlier checkpoints are untouched)", target.string(), e.what()));
   }
 }

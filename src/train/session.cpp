@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <thread>
 
 #include "core/log.h"
 #include "data/token_file.h"
@@ -10,10 +12,13 @@
 #include "model/adapter.h"
 #include "model/checkpoint.h"
 #include "ops/norm/config.h"
+#include "parallel/launch.h"
+#include "train/agreement.h"
 #include "train/calibrate.h"
 #include "train/chat_data.h"
 #include "train/console.h"
 #include "train/memory.h"
+#include "train/rank_rows.h"
 #include "train/token_rows.h"
 
 namespace bhyt::train {
@@ -21,6 +26,9 @@ namespace bhyt::train {
 namespace {
 
 constexpr const char* kResolved = "resolved.yaml";
+
+// Runs work on all ranks; where it fails on one, it fails on all.
+using Stage = std::function<void(const std::function<void()>&)>;
 
 // Whether a model's vocabulary may be larger than that of the weights it starts from.
 bool grows(const RunConfig& config) { return config.work == Work::fine_tuning; }
@@ -47,9 +55,29 @@ void check_init(const RunConfig& config) {
               norms ? "; norm.from=calibrate fits the new norm to the old one" : "");
 }
 
+// Of several ranks on a host each has a GPU of its own, and its share of the cores.
+Device choose_device(RunConfig& config) {
+  const Device device = parse_device(config.run.device);
+  const parallel::Group* group = parallel::group();
+  if (!group || group->size() == 1) return device;
+  const std::string& name = config.run.device;
+  if (config.run.threads == 0)
+    config.run.threads =
+        std::max(1, std::min(available_cores(), static_cast<int>(std::thread::hardware_concurrency()) / group->local_size()));
+  if (!device.is_cuda()) return device;
+  const int gpus = cuda::device_count();
+  if (config.parallel.share_gpu) return parse_device(fmt::format("cuda:{}", group->local_rank() % gpus));
+  check_usage(
+      group->local_size() <= gpus && name.find(':') == std::string::npos,
+      "{} ranks on {} would share a GPU (run.device={}, {} GPUs): start one rank for each, or say parallel.share_gpu=true, which is "
+      "slow",
+      group->local_size(), group->host(group->rank()), name, gpus);
+  return parse_device(fmt::format("cuda:{}", group->local_rank()));
+}
+
 // Fails on whatever is wrong with config and data before anything is written.
 RunData check_config(RunConfig& config) {
-  config.device = parse_device(config.run.device);
+  config.device = choose_device(config);
   RunData data = config.work == Work::fine_tuning ? choose_chat_data(config) : choose_data(config);
   const ModelConfig& model = config.model.config;
   validate(model);
@@ -101,15 +129,16 @@ void inherit_auto(RunConfig& config, const RunDir& dir) {
 // Everything that takes memory. The weights come after it, so that a person first reads what is being made.
 void open_model(Session& s) {
   Context& ctx = *s.ctx;
-  s.model = std::make_unique<Model>(ctx, s.config.model.config, *s.config.run.dtype, Frozen{}, s.config.lora.config);
-  s.gradients = std::make_unique<Gradients>(ctx, s.model->parameters());
-  s.optimizer = make_optimizer(s.config.train, s.model->parameters());
+  s.model = std::make_unique<Model>(ctx, s.config.model.config, *s.config.run.dtype, Frozen{}, s.config.lora.config, Borrowed{},
+                                    s.config.ranks.size);
+  s.parallel = std::make_unique<DataParallel>(ctx, *s.model, s.config, parallel::group());
+  s.optimizer = make_optimizer(s.config.train, s.model->parameters(), s.parallel->shard_rank(), s.parallel->shard_ranks());
   const TrainSection& t = s.config.train;
   s.pass = std::make_unique<TrainPass>(
       ctx, *s.model,
       TrainPass::Shape{
           .batch = t.micro_batch, .seq = s.config.data.seq_len, .recompute = t.recompute, .lists = s.config.data.chat.has_value()});
-  const Uploader::Shape shape{.batch = t.batch,
+  const Uploader::Shape shape{.batch = rows_of_a_rank(s.config),
                               .micro_batch = t.micro_batch,
                               .seq = s.config.data.seq_len,
                               .documents = tells_documents(s.config.data),
@@ -134,9 +163,9 @@ std::string chat_line(const ChatData& data, const DataSection& config) {
 void introduce(const Session& s) {
   const RunConfig& c = s.config;
   const auto rows = static_cast<double>(c.train.steps) * static_cast<double>(c.train.batch);
-  const std::int64_t pieces = (c.train.batch + c.train.micro_batch - 1) / c.train.micro_batch;
+  const std::int64_t rows_here = rows_of_a_rank(c), pieces = (rows_here + c.train.micro_batch - 1) / c.train.micro_batch;
   log::info("{}", headline(*s.model));
-  log::info("{}", memory_line(*s.pass, *s.model, *s.optimizer, s.gradients->arena.memory.bytes()));
+  log::info("{}", memory_line(*s.pass, *s.model, *s.optimizer, s.parallel->gradient_bytes()));
   const std::string batch = fmt::format("batch {}{}", c.train.batch, pieces > 1 ? fmt::format(" in {} pieces", pieces) : "");
   if (s.data.chat)
     log::info("data    {} | {} | {} steps, {:.3g} epochs | {}", chat_line(*s.data.chat, c.data), batch, grouped(c.train.steps),
@@ -198,9 +227,10 @@ void make_weights(Session& s) {
 // Every shape that a step brings goes through once: whole micro-batches, and what is left of a batch.
 void warm_up(Session& s) {
   const TrainSection& t = s.config.train;
-  const std::int64_t rest = t.batch % t.micro_batch;
-  s.pass->warm_up(*s.gradients, t.micro_batch, t.batch > t.micro_batch);
-  if (rest > 0) s.pass->warm_up(*s.gradients, rest, true);
+  const std::int64_t rows = rows_of(t.batch, s.config.ranks.rank, s.config.ranks.size).count, whole = std::min(t.micro_batch, rows);
+  const Gradients& gradients = s.parallel->gradients();
+  if (whole > 0) s.pass->warm_up(gradients, whole, rows > whole);
+  if (whole > 0 && rows % whole > 0) s.pass->warm_up(gradients, rows % whole, true);
   // A refresh of the constants, too: a resumed run keeps those of its checkpoint and meets its first one in mid-run.
   const Tensor constants = s.model->constants();
   const OwnedTensor kept(*s.ctx, constants.dtype, {constants.size()});
@@ -257,6 +287,10 @@ std::string validation_fingerprint(const RunData& data) {
   return data.chat->valid.empty() ? "" : fmt::format("{:016x}", fingerprint(data.chat->valid));
 }
 
+std::string data_fingerprint(const RunData& data) {
+  return data.chat ? fmt::format("{:016x}", fingerprint(data.chat->train)) : fingerprint(data.train);
+}
+
 // run.json: where and with what the run is made. A resumed run keeps when it was first started, if that was written.
 void write_run_json(const Session& s, bool resumed) {
   const fs::path file = s.dir->path() / "run.json";
@@ -283,17 +317,18 @@ namespace {
 
 void open_data(Session& s) {
   const RunConfig& c = s.config;
+  const auto own = [&](std::unique_ptr<BatchSource> all) { return rank_rows(std::move(all), c.ranks.rank, c.ranks.size); };
   if (!s.data.chat) {
     pack_data(c.data, s.data, (s.dir->path() / "data").string());
-    s.train = training_rows(s.data.train, c);
-    if (!s.data.valid.empty()) s.valid = validation_rows(s.data.valid, c);
+    s.train = own(training_rows(s.data.train, c));
+    if (!s.data.valid.empty()) s.valid = own(validation_rows(s.data.valid, c));
     return;
   }
   ChatData& chat = *s.data.chat;
   read_chat_data(s.ctx->threads(), c.data, chat);
   check_vocabulary(chat, c.model.config);
-  s.train = chat_batches(c, chat.train, true, chat.prepared);
-  if (!chat.valid.empty()) s.valid = chat_batches(c, chat.valid, false, chat.prepared);
+  s.train = own(chat_batches(c, chat.train, true, chat.prepared));
+  if (!chat.valid.empty()) s.valid = own(chat_batches(c, chat.valid, false, chat.prepared));
 }
 
 // Rows that steps count as an epoch: of conversations whole batches, for the last one may be short.
@@ -321,51 +356,110 @@ void open_tasks(Session& s) {
 
 }  // namespace
 
+namespace {
+
+// The checkpoint to go on from: found by the owner of the directory, and read by all ranks.
+std::optional<Found> find_together(Session& s, parallel::Group* group, const Stage& stage) {
+  std::optional<Found> found;
+  stage([&] {
+    if (s.dir->owned()) found = enter(s.config.run, *s.dir);
+  });
+  if (!group) return found;
+  const std::string folder = parallel::gather_texts(*group, found ? found->dir.string() : "").front();
+  stage([&] {
+    if (!s.dir->owned() && !folder.empty()) found = Found{folder, Json::parse(read_text(fs::path(folder) / kTrainerState))};
+  });
+  return found;
+}
+
+// Everything about config and data that is known before memory is taken.
+Json settle_config(Session& s, const std::optional<Found>& found, const Stage& stage) {
+  stage([&] {
+    if (found) inherit_auto(s.config, *s.dir);
+    s.config.run.device = name_of(s.config.device);
+    if (!s.config.run.dtype) s.config.run.dtype = s.config.device.is_cuda() ? DType::bf16 : DType::f32;
+    settle_memory(s.config, free_memory_for(s.config));
+    if (s.dir->owned()) open_data(s);
+  });
+  Json math;
+  stage([&] {
+    if (!s.dir->owned()) open_data(s);  // texts are packed by now
+    if (!s.data.tokenizer) log::info("checkpoints will hold no tokenizer: {}", s.data.why_no_tokenizer);
+    open_tasks(s);
+    settle_epochs(s.config, s.train->batches());
+    s.length = mean_length(s);
+    check_usage(s.valid || s.config.train.patience == 0, "train.patience={} waits for a lower validation loss, and there is no data.valid",
+                s.config.train.patience);
+    math = mathematics_of(s);
+  });
+  return math;
+}
+
+void take_up(Session& s, const Found& found, bool changed) {
+  s.progress = load_checkpoint(found, s.config, *s.model, *s.optimizer);
+  if (s.progress.tokens == 0 && !s.data.chat)
+    s.progress.tokens = s.progress.step * s.config.train.batch * s.config.data.seq_len;  // of an older program
+  if (s.config.train.select == Select::best && !fs::exists(s.dir->checkpoint(s.progress.best_step))) s.progress.best_step = 0;
+  if (changed) s.model->refresh_constants();  // those of the checkpoint may be another method's
+  check_usage(s.progress.step <= s.config.train.steps, "train.steps must be at least {}, the step of {}, got {}", s.progress.step,
+              found.dir.string(), s.config.train.steps);
+}
+
+// What a run directory says of the run, by its owner.
+void write_down(Session& s, bool resumed) {
+  if (s.config.run.resume == Resume::restart) restart(s.config.run, *s.dir);
+  replace_synced(s.dir->path() / kResolved, write_yaml(resolved_tree(s.config)));
+  write_run_json(s, resumed);
+  s.metrics = std::make_unique<Metrics>(s.dir->path(), s.progress);
+}
+
+void agree(parallel::Group* group, const Json& facts) {
+  if (group && group->size() > 1) check_agreement(*group, facts);
+}
+
+}  // namespace
+
 std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
+  parallel::Group* const group = parallel::group();
+  const Stage stage = [&](const std::function<void()>& work) { group ? parallel::together(*group, work) : work(); };
   auto session = std::make_unique<Session>();
   Session& s = *session;
   s.config = config;
-  s.data = check_config(s.config);
-  s.ctx = std::make_unique<Context>(s.config.device, static_cast<int>(s.config.run.threads));
-
-  s.dir = std::make_unique<RunDir>(s.config.run.dir);
-  const std::optional<Found> found = enter(s.config.run, *s.dir);
-  if (found) inherit_auto(s.config, *s.dir);
-  s.config.run.device = name_of(s.config.device);
-  if (!s.config.run.dtype) s.config.run.dtype = s.config.device.is_cuda() ? DType::bf16 : DType::f32;
-  settle_memory(s.config, free_memory_for(s.config));
-
-  open_data(s);
-  if (!s.data.tokenizer) log::info("checkpoints will hold no tokenizer: {}", s.data.why_no_tokenizer);
-  open_tasks(s);
-  settle_epochs(s.config, s.train->batches());
-  s.length = mean_length(s);
-  check_usage(s.valid || s.config.train.patience == 0, "train.patience={} waits for a lower validation loss, and there is no data.valid",
-              s.config.train.patience);
-  const Json math = mathematics_of(s);
-  const bool changed = found && check_mathematics(*found, math, force);
-
-  s.tuning = std::make_unique<TuningFile>(s.dir->path() / "tuning.json", *s.ctx);
-  open_model(s);
-  introduce(s);
-  if (!found) {
-    make_weights(s);
-  } else {
-    s.progress = load_checkpoint(*found, s.config, *s.model, *s.optimizer);
-    if (s.progress.tokens == 0 && !s.data.chat)
-      s.progress.tokens = s.progress.step * s.config.train.batch * s.config.data.seq_len;  // of an older program
-    if (s.config.train.select == Select::best && !fs::exists(s.dir->checkpoint(s.progress.best_step))) s.progress.best_step = 0;
-    if (changed) s.model->refresh_constants();  // those of the checkpoint may be another method's
-    check_usage(s.progress.step <= s.config.train.steps, "train.steps must be at least {}, the step of {}, got {}", s.progress.step,
-                found->dir.string(), s.config.train.steps);
+  if (group) {
+    s.config.ranks = {.rank = group->rank(), .size = group->size(), .on_host = group->local_size()};
+    log::set_silent(group->rank() > 0);
   }
-  warm_up(s);
-  if (s.config.run.resume == Resume::restart) restart(s.config.run, *s.dir);
-  replace_synced(s.dir->path() / kResolved, write_yaml(resolved_tree(s.config)));
-  write_run_json(s, found.has_value());
-  s.metrics = std::make_unique<Metrics>(s.dir->path(), s.progress);
+  agree(group, facts_of(s.config));
+  stage([&] {
+    s.data = check_config(s.config);
+    s.ctx = std::make_unique<Context>(s.config.device, static_cast<int>(s.config.run.threads));
+  });
+  s.dir = std::make_unique<RunDir>(s.config.run.dir, group);
+  const std::optional<Found> found = find_together(s, group, stage);
+  const Json math = settle_config(s, found, stage);
+  agree(group, {{"train.micro_batch", s.config.train.micro_batch}, {"data.train (checksum of its tokens)", data_fingerprint(s.data)}});
+  bool changed = false;
+  stage([&] {
+    changed = found && check_mathematics(*found, math, force);
+    s.tuning = std::make_unique<TuningFile>(s.dir->path() / "tuning.json", *s.ctx, s.dir->owned());
+  });
+  open_model(s);
+  stage([&] {
+    introduce(s);
+    if (found)
+      take_up(s, *found, changed);
+    else
+      make_weights(s);
+    warm_up(s);
+    s.metrics = std::make_unique<Metrics>();
+    if (s.dir->owned()) write_down(s, found.has_value());
+  });
   s.checkpoints = std::make_unique<CheckpointContext>(
-      CheckpointContext{.config = s.config, .tokenizer = s.data.tokenizer.get(), .mathematics = math, .rows_per_epoch = rows_per_epoch(s)});
+      CheckpointContext{.config = s.config,
+                        .tokenizer = s.data.tokenizer.get(),
+                        .mathematics = math,
+                        .rows_per_epoch = rows_per_epoch(s),
+                        .master = [&s](const Parameter& p) { return s.parallel->master(*s.optimizer, p); }});
   if (found) log::info("going on after step {} from {}", s.progress.step, found->dir.string());
   s.dir->keep();
   return session;

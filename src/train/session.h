@@ -7,6 +7,7 @@
 #include "train/checkpointing.h"
 #include "train/config.h"
 #include "train/data.h"
+#include "train/data_parallel.h"
 #include "train/metrics.h"
 #include "train/optimizer.h"
 #include "train/run_dir.h"
@@ -24,7 +25,7 @@ struct Session {
   std::unique_ptr<BatchSource> train, valid;  // valid: null without validation data
   std::unique_ptr<Model> model;
   std::unique_ptr<TrainPass> pass;
-  std::unique_ptr<Gradients> gradients;
+  std::unique_ptr<DataParallel> parallel;
   std::unique_ptr<Optimizer> optimizer;
   std::unique_ptr<Uploader> uploader, valid_uploader;
   std::unique_ptr<TuningFile> tuning;

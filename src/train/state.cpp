@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "io/checkpoint_folders.h"
 
 namespace bhyt::train {
 
@@ -18,19 +19,27 @@ std::int64_t count_in(const Json& own, const char* key) {
 
 }  // namespace
 
-void save_optimizer(const fs::path& file, const Model& model, const Optimizer& optimizer) {
+void save_optimizer(const fs::path& checkpoint, const Model& model, const Optimizer& optimizer) {
+  const Shard& shard = optimizer.shard();
   std::vector<SafeTensorOut> tensors;
-  optimizer.save(tensors);
-  tensors.push_back(tensor_from(model.context(), "c_attn", {model.constants().size()}, model.constants()));
-  write_safetensors(file, std::move(tensors));
+  std::map<std::string, std::string> metadata{{"format", "pt"}};
+  optimizer.save(tensors, metadata);
+  if (shard.rank() == 0) tensors.push_back(tensor_from(model.context(), "c_attn", {model.constants().size()}, model.constants()));
+  write_safetensors(checkpoint / optimizer_file(shard.rank(), shard.ranks()), std::move(tensors), metadata);
 }
 
-void load_optimizer(const fs::path& path, Model& model, Optimizer& optimizer) {
-  const SafeTensors file(path);
-  optimizer.load(file);
+void load_optimizer(const fs::path& checkpoint, Model& model, Optimizer& optimizer) {
+  std::vector<SafeTensors> files;
+  for (const std::string& name : optimizer_files(checkpoint)) files.emplace_back(checkpoint / name);
+  check(!files.empty(), "{}: expected optimizer state, found none", checkpoint.string());
+  optimizer.load(files);
   const Tensor constants = model.constants();
-  const std::vector<float> host = read_tensor(file, "c_attn", constants.size());
-  from_host(model.context(), host.data(), constants);
+  for (const SafeTensors& file : files) {
+    if (!file.find("c_attn")) continue;
+    const std::vector<float> host = read_tensor(file, "c_attn", constants.size());
+    return from_host(model.context(), host.data(), constants);
+  }
+  throw Error(fmt::format("{}: expected tensor c_attn, found none", (checkpoint / kOptimizerState).string()));
 }
 
 Json to_json(const Progress& p) {

@@ -28,9 +28,10 @@ struct Progress {
   Json log_history = Json::array();
 };
 
-// optimizer.safetensors: the optimizer's state and masters (train/optimizer.h), and c_attn.
-void save_optimizer(const fs::path& file, const Model& model, const Optimizer& optimizer);
-void load_optimizer(const fs::path& file, Model& model, Optimizer& optimizer);
+// The optimizer's state and masters (train/optimizer.h), and c_attn, in the file of this process (optimizer_file in
+// io/checkpoint_folders.h); they are read from the files of all.
+void save_optimizer(const fs::path& checkpoint, const Model& model, const Optimizer& optimizer);
+void load_optimizer(const fs::path& checkpoint, Model& model, Optimizer& optimizer);
 
 Json to_json(const Progress& progress);
 Progress progress_from(const Json& state, const std::string& where);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 
 #include "core/mirror.h"
@@ -15,15 +14,20 @@ class StepResult {
  public:
   explicit StepResult(Context& ctx) : device_(ctx.device()), memory_(ctx, kBytes) {}
   Tensor loss() const { return scalar(0); }  // Σ over the scored tokens
-  Tensor norm() const { return scalar(1); }
+  Tensor loss_and_stop() const { return Tensor(memory_.device_side(), DType::f32, device_, {2}); }
+  Tensor stop() const { return scalar(1); }  // of several ranks: what asks them to stop
+  Tensor norm() const { return scalar(2); }
   void fetch() const { memory_.fetch(kBytes); }
-  std::array<float, 2> read() const {
+  struct Values {
+    float loss, stop, norm;
+  };
+  Values read() const {
     const auto* values = static_cast<const float*>(memory_.host_side());
-    return {values[0], values[1]};
+    return {values[0], values[1], values[2]};
   }
 
  private:
-  static constexpr std::size_t kBytes = 2 * sizeof(float);
+  static constexpr std::size_t kBytes = 3 * sizeof(float);
 
   Tensor scalar(int i) const { return Tensor(static_cast<float*>(memory_.device_side()) + i, DType::f32, device_, {1}); }
   Device device_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
+#include <map>
 
 #include "core/log.h"
 #include "core/signals.h"
@@ -12,9 +13,11 @@
 #include "io/hash.h"
 #include "machine/machine.h"
 #include "model/adapter.h"
+#include "parallel/launch.h"
 #include "train/console.h"
 #include "train/layer_stats.h"
 #include "train/memory.h"
+#include "train/rank_rows.h"
 #include "train/schedule.h"
 #include "train/session.h"
 #include "train/step_result.h"
@@ -26,6 +29,8 @@ namespace {
 constexpr std::int64_t kLayerLines = 16;  // in metrics.jsonl over a run with analysis.every=auto, beside the first and the last step
 
 bool every(std::int64_t step, std::int64_t interval) { return interval > 0 && step % interval == 0; }
+
+constexpr float kBySigterm = 65536;
 
 constexpr const char* kNotice = "\nstopping; the steps that are done will be saved (once more to quit at once)\n";
 
@@ -39,6 +44,7 @@ struct Trainer::Impl {
   bool unread = false;              // whether there is one: the last step's
   double peak = 0;
   Clock total, window;  // of this call, and since the last line of metrics
+  int agreed = 0;       // of several ranks: the signal that ends the run
   float grad_norm = 0;
   double lr = 0;
   double shown = 0;        // when the step line was last redrawn
@@ -59,36 +65,54 @@ struct Trainer::Impl {
   // Gradients and loss of one step, over all its micro-batches; every token weighs the same. False: a signal came between two of them.
   bool accumulate(std::int64_t step, const StepResult& result, const StopSignals& stop) {
     Uploader& u = *s().uploader;
+    DataParallel& parallel = *s().parallel;
     const NormPlan& norms = s().model->norms();
-    const std::int64_t pieces = u.pieces();
+    const std::int64_t pieces = u.pieces(), before = u.first_row() / u.rows_in_pieces();
     const bool chat = s().data.chat != nullptr;  // then steps have other numbers of tokens, and some that only fill rows up
     WorkLine progress(step_of(step, train().steps), "micro-batches", seconds());
-    zero(*s().ctx, result.loss());
+    say_stop(result, stop);
     for (std::int64_t i = 0; i < pieces; ++i) {
-      if (i > 0 && stop.received()) return false;
-      s().pass->run(u.piece(i), {.gradients = *s().gradients,
-                                 .loss = result.loss(),
-                                 .scale_by = u.scale(),
-                                 .tokens_in_step = chat ? 1 : static_cast<double>(u.tokens()),
-                                 .aux_by = chat ? u.per_token() : Tensor{},
-                                 .with_aux = (step - 1) % norms.aux_every == 0,
-                                 .accumulate = i > 0,
-                                 .dropout_seed = mix64(mix64(mix64(s().config.run.seed) + static_cast<std::uint64_t>(step)) +
-                                                       static_cast<std::uint64_t>(i))});
+      if (i > 0 && !parallel.several() && stop.received()) return false;
+      TrainPass::Step how{.gradients = parallel.gradients(),
+                          .loss = result.loss(),
+                          .scale_by = u.scale(),
+                          .tokens_in_step = chat ? 1 : static_cast<double>(u.all_rows() * u.seq()),
+                          .aux_by = chat ? u.per_token() : Tensor{},
+                          .with_aux = (step - 1) % norms.aux_every == 0,
+                          .accumulate = i > 0,
+                          .dropout_seed = mix64(mix64(mix64(s().config.run.seed) + static_cast<std::uint64_t>(step)) +
+                                                static_cast<std::uint64_t>(before + i))};
+      parallel.prepare(how, i, pieces);
+      s().pass->run(u.piece(i), how);
       if ((i + 1) % total.ahead(pieces) != 0 || i + 1 == pieces) continue;
       s().ctx->synchronize();
       progress.show(i + 1, pieces);
     }
-    s().optimizer->gradient_norm(s().gradients->arena, result.norm());
+    parallel.idle(pieces, u.pieces_of(rows_of(u.all_rows(), 0, s().config.ranks.size).count));
+    parallel.finish(result.loss_and_stop());
+    parallel.norm(*s().optimizer, result.norm());
     return true;
   }
+
+  // Loss 0 and, of several ranks, whether this one was asked to stop: 1 by SIGINT, kBySigterm by SIGTERM.
+  void say_stop(const StepResult& result, const StopSignals& stop) {
+    zero(*s().ctx, result.loss_and_stop());
+    if (!s().parallel->several() || !stop.received()) return;
+    const float asked = stop.received() == SIGTERM ? kBySigterm : 1;
+    const Settled anyway(*s().ctx, false);
+    from_host(*s().ctx, &asked, result.stop());
+  }
+
+  // The signal that ends the run: this process's own, or what all ranks have agreed on.
+  int asked_to_stop(const StopSignals& stop) { return s().parallel->several() ? agreed : stop.received(); }
 
   void update(const StepResult& result) {
     s().optimizer->step({.lr = lr,
                          .number = s().progress.updates + 1,
-                         .gradients = s().gradients->arena,
+                         .gradients = s().parallel->summed(),
                          .grad_norm = result.norm(),
                          .loss = result.loss()});
+    s().parallel->publish();
   }
 
   void skip(std::int64_t step, float step_loss) {
@@ -99,6 +123,7 @@ struct Trainer::Impl {
     log::warning("step {} skipped: {}", step, reason);
     if (++p.skipped_in_row < train().max_skipped) return;
     s().metrics->sync();
+    parallel::on_all_ranks();
     throw Error(
         fmt::format("stopped at step {}: {} steps in a row were skipped, {}; earlier checkpoints are untouched. A lower train.lr or a "
                     "longer train.warmup_ratio may help",
@@ -110,8 +135,9 @@ struct Trainer::Impl {
     if (!unread) return;
     unread = false;
     Progress& p = s().progress;
-    const auto [sum, norm] = results[static_cast<std::size_t>(p.step % 2)].read();
+    const auto [sum, asked, norm] = results[static_cast<std::size_t>(p.step % 2)].read();
     grad_norm = norm;
+    if (asked > 0) agreed = asked >= kBySigterm ? SIGTERM : SIGINT;
     if (!std::isfinite(sum) || !std::isfinite(norm)) return skip(p.step, sum);
     p.loss_sum += static_cast<double>(sum) / static_cast<double>(std::max<std::int64_t>(scored, 1));
     ++p.loss_count;
@@ -125,6 +151,7 @@ struct Trainer::Impl {
     try {
       read();
     } catch (const Error&) {
+      if (s().parallel->several()) throw;
       no_data = std::current_exception();
     }
   }
@@ -153,9 +180,9 @@ struct Trainer::Impl {
     s().uploader->advance();
     {
       std::optional<LayerStats> stats;
-      if (look) stats.emplace(*s().ctx, *s().model, s().pass->observers, s().uploader->tokens(), s().uploader->seq());
+      if (look && s().dir->owned()) stats.emplace(*s().ctx, *s().model, s().pass->observers, s().uploader->tokens(), s().uploader->seq());
       if (!accumulate(step, result, stop)) return false;
-      if (look) layers = stats->result();  // before the update: of the weights that made this step's loss
+      if (stats) layers = stats->result();  // before the update: of the weights that made this step's loss
     }
     result.fetch();
     const std::int64_t tokens = s().uploader->scored(), used = s().uploader->used();
@@ -169,18 +196,24 @@ struct Trainer::Impl {
                         .steps = train().steps},
                        step);
     update(result);
-    if (every(step, refresh_interval(s().config.model.config.norm, train().steps))) s().model->refresh_constants();
+    if (every(step, refresh_interval(s().config.model.config.norm, train().steps))) refresh();
     p.step = step;
     p.tokens += used;
     scored = tokens;
     unread = true;
-    if (look) s().metrics->layers(step, layers);
+    if (look && s().dir->owned()) s().metrics->layers(step, layers);
+    if (s().parallel->several() && !s().ctx->device().is_cuda()) settle();  // what all agreed on is known at once
     for (Clock* c : {&total, &window}) {
       ++c->steps;
       c->tokens += used;
       c->scored += s().data.chat ? tokens : used;
     }
     return true;
+  }
+
+  void refresh() {
+    s().parallel->wait_for_weights();
+    s().model->refresh_constants();
   }
 
   void write_line() {
@@ -263,10 +296,14 @@ struct Trainer::Impl {
   bool validation_loss(const StopSignals& stop) {
     Progress& p = s().progress;
     WorkLine progress(fmt::format("valid   step {}", p.step), "rows", seconds());
-    const auto e = evaluate(*s().ctx, *s().pass, *s().valid, *s().valid_uploader, train().eval_batches, [&](auto done, auto all) {
-      progress.show(done, all);
-      return done == all || !stop.received();
-    });
+    s().parallel->wait_for_weights();
+    const auto e = evaluate(
+        *s().ctx, *s().pass, *s().valid, *s().valid_uploader, train().eval_batches,
+        [&](auto done, auto all) {
+          progress.show(done, all);
+          return done == all || s().parallel->several() || !stop.received();
+        },
+        [&](std::vector<double>& sums) { s().parallel->add_up(sums); });
     if (!e) return false;
     s().metrics->validation(p.step, e->loss, e->tokens, s().data.chat ? std::optional(e->loss_by_row) : std::nullopt);
     const bool again = !p.log_history.empty() && p.log_history.back().contains("eval_loss") && p.log_history.back()["step"] == p.step;
@@ -281,10 +318,11 @@ struct Trainer::Impl {
   void save(bool interrupted) {
     s().metrics->sync();  // a checkpoint never runs ahead of its metrics, nor of the algorithms that made it
     s().tuning->update();
+    s().parallel->wait_for_weights();
     save_checkpoint(*s().dir, *s().checkpoints, *s().model, *s().optimizer, s().progress, interrupted);
     saved = s().progress.step;
     log::info("saved   {}", s().dir->checkpoint(saved).string());
-    if (train().select == Select::best) s().dir->link_best(s().progress.best_step);
+    if (train().select == Select::best && s().dir->owned()) s().dir->link_best(s().progress.best_step);
   }
 
   // Everything that may follow a step. True: the run is at its end.
@@ -321,7 +359,7 @@ struct Trainer::Impl {
                 p.best_step);
     // While steps are being skipped the weights are in doubt: no checkpoint of them pushes out a good one.
     if (!p.unvalidated && save_due() && (last || p.skipped_in_row == 0)) save(false);
-    if (!no_data && !p.unvalidated && (last || !stop.received())) return last;
+    if (!no_data && !p.unvalidated && (last || !asked_to_stop(stop))) return last;
     stop_here(stop, p.unvalidated ? " (its validation is still to be made)" : "");
     return true;
   }
@@ -332,7 +370,7 @@ struct Trainer::Impl {
     settle();
     if (saved != p.step) save(true);
     if (no_data) std::rethrow_exception(no_data);
-    outcome.signal = stop.received();
+    outcome.signal = asked_to_stop(stop);
     const char* name = outcome.signal == SIGINT ? "SIGINT" : "SIGTERM";
     if (p.step == 0)
       log::info("stopped by {} in the first step: there is nothing to save yet, and the run begins again with resume=auto", name);
@@ -344,13 +382,20 @@ struct Trainer::Impl {
   void merge() {
     const RunConfig& c = s().config;
     const fs::path to = s().dir->path() / kMerged;
-    if (!c.lora.merge || fs::exists(to)) return;
+    if (!c.lora.merge || (s().dir->owned() && fs::exists(to))) return;
     const Progress& p = s().progress;
     const bool chosen = train().select == Select::best && p.best_step > 0 && p.best_step != p.step;
     if (chosen && fs::exists(s().dir->checkpoint(p.best_step)))
       load_adapter(Adapter(s().dir->checkpoint(p.best_step)), *s().model, s().optimizer->masters().sink());
+    std::map<const Parameter*, std::vector<float>> masters;
+    for (const Parameter& q : s().model->parameters().list())
+      if (!q.frozen) masters[&q] = s().parallel->master(*s().optimizer, q);
+    if (!s().dir->owned()) return;
     s().dir->write_folder(to, [&](const fs::path& folder) {
-      save_merged(folder, *s().model, [&](const Parameter& q) { return s().optimizer->masters().read(q); });
+      save_merged(folder, *s().model, [&](const Parameter& q) {
+        const auto own = masters.find(&q);
+        return own != masters.end() ? own->second : s().model->parameters().read_value(q);
+      });
       if (s().data.tokenizer) s().data.tokenizer->save(folder);
     });
     log::info("merged  {}", to.string());
@@ -360,19 +405,21 @@ struct Trainer::Impl {
   bool validate_start(const StopSignals& stop) {
     reading([&] { validation_loss(stop); });
     if (no_data) std::rethrow_exception(no_data);
-    if (!stop.received()) return true;
+    if (s().parallel->several() || !stop.received()) return true;
     stop_here(stop, "");
     return false;
   }
 
   void go_on() {
-    const StopSignals stop(kNotice, StopSignals::Second::quits);
+    const StopSignals stop(s().dir->owned() ? kNotice : "",
+                           s().parallel->several() ? StopSignals::Second::waits : StopSignals::Second::quits);
     const Progress& p = s().progress;
     peak = peak_flops(*s().ctx, s().model->type());
     if (const std::string slow = slow_micro_batch(s().config, peak); !slow.empty()) log::warning("{}", slow);
-    if (train().select == Select::best) s().dir->link_best(p.best_step);  // a process that was killed may have left another
     std::error_code ignored;
-    fs::remove_all(s().dir->path() / kMerged, ignored);  // of an earlier end
+    if (s().dir->owned()) fs::remove_all(s().dir->path() / kMerged, ignored);  // of an earlier end
+    if (train().select == Select::best && s().dir->owned())
+      s().dir->link_best(p.best_step);  // a process that was killed may have left another
     if (p.unvalidated && conclude(stop)) return;
     if (p.step == 0 && s().data.chat && s().valid && !validate_start(stop)) return;
     s().train->start(p.step);
@@ -405,8 +452,10 @@ Outcome Trainer::run() {
   if (!t.finished() || p.unvalidated) {
     t.go_on();
   } else {
-    tidy_checkpoints(*t.s().dir, t.train(), p);
-    if (t.train().select == Select::best) t.s().dir->link_best(p.best_step);
+    if (t.s().dir->owned()) {
+      tidy_checkpoints(*t.s().dir, t.train(), p);
+      if (t.train().select == Select::best) t.s().dir->link_best(p.best_step);
+    }
     log::info("nothing left to do: {}",
               p.step == steps ? fmt::format("all {} steps are done", steps)
                               : fmt::format("the run ended at step {}, as train.patience={} asks", p.step, t.train().patience));

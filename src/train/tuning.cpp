@@ -43,7 +43,7 @@ Tuning read_tuning(const fs::path& file, const std::string& device, const std::s
   }
 }
 
-TuningFile::TuningFile(fs::path file, Context& ctx) : file_(std::move(file)), ctx_(ctx) {
+TuningFile::TuningFile(fs::path file, Context& ctx, bool writes) : file_(std::move(file)), ctx_(ctx), writes_(writes) {
   if (!ctx.device().is_cuda()) return;
   written_ = read_tuning(file_, cuda::describe(ctx.device().index), cuda::tuning_library());
   try {
@@ -55,7 +55,7 @@ TuningFile::TuningFile(fs::path file, Context& ctx) : file_(std::move(file)), ct
 }
 
 void TuningFile::update() {
-  if (!ctx_.device().is_cuda()) return;
+  if (!ctx_.device().is_cuda() || !writes_) return;
   Tuning now = written_;
   now.algorithms = cuda::tuning(ctx_);
   if (now == written_) return;

@@ -24,12 +24,14 @@ Tuning read_tuning(const fs::path& file, const std::string& device, const std::s
 // Keeps the file of a run on a GPU; does nothing on a CPU.
 class TuningFile {
  public:
-  TuningFile(fs::path file, Context& ctx);  // hands what is there to the backend: before the first product
-  void update();                            // writes it, if more was chosen since
+  // Hands what is there to the backend: before the first product. writes: whether this process keeps the file.
+  TuningFile(fs::path file, Context& ctx, bool writes = true);
+  void update();  // writes it, if more was chosen since
 
  private:
   fs::path file_;
   Context& ctx_;
+  bool writes_;
   Tuning written_;
 };
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 
 #include "core/error.h"
@@ -98,46 +99,67 @@ TEST(Weights, TheStructureAndTheListAreTheSameMemory) {
     }
 }
 
-// Parts come in the order of the list, layers ascending, and never overlap.
+// Arenas hold vectors and scalars first, then matrices, each in the order of the list; values never overlap.
 TEST(Weights, MemoryHasTheListsOrder) {
   Context& ctx = test::context_on(Device::cpu());
   for (const ModelConfig& c : configs()) {
     SCOPED_TRACE(describe(c));
     const Parameters parameters(ctx, c, DType::bf16);
-    std::int64_t end = 0, layer = 0;
+    std::int64_t end = 0;
     const char* value_end = nullptr;
-    for (const Parameter& p : parameters.list()) {
-      EXPECT_GE(p.layer, layer) << p.name;
-      layer = p.layer;
-      EXPECT_GE(p.value.as<char>(), value_end) << p.name;
-      value_end = p.value.as<char>() + p.value.bytes();
-      if (p.frozen) continue;
-      EXPECT_EQ(p.offset, p.joined ? end : (end + 63) / 64 * 64) << p.name;
-      end = p.offset + p.size;
+    for (const bool matrices : {false, true}) {
+      std::int64_t layer = 0;
+      for (const Parameter& p : parameters.list()) {
+        EXPECT_GE(p.layer, layer) << p.name;
+        layer = p.layer;
+        if ((p.shape.size() == 2) != matrices) continue;
+        EXPECT_GE(p.value.as<char>(), value_end) << p.name;
+        value_end = p.value.as<char>() + p.value.bytes();
+        if (p.frozen) continue;
+        EXPECT_EQ(p.offset, p.joined ? end : (end + 127) / 128 * 128) << p.name;
+        end = p.offset + p.size;
+      }
+      EXPECT_EQ(layer, c.layers + 1);
+      if (!matrices) {
+        EXPECT_EQ(parameters.vectors_size(), (end + 127) / 128 * 128);
+      }
     }
-    EXPECT_EQ(layer, c.layers + 1);
     EXPECT_GE(parameters.arena_size(), end);
     EXPECT_EQ(parameters.arena_size() % 1024, 0);
     EXPECT_LT(parameters.arena_size() - end, 1024);
   }
 }
 
-// Matrices that a product writes whole are in no range; everything else is, the embedding too where it is not the head.
-TEST(Weights, AddedRangesCoverWhatNoProductWrites) {
+// Every matrix that is trained lies in its layer's section, at the same place in arenas and values; sections can be cut into shards.
+TEST(Weights, SectionsAreOneStretchOfArenasAndValues) {
   Context& ctx = test::context_on(Device::cpu());
-  for (const ModelConfig& c : configs()) {
-    SCOPED_TRACE(describe(c));
-    const Parameters parameters(ctx, c, DType::f32);
-    std::vector<int> covered(static_cast<std::size_t>(parameters.arena_size()));
-    for (const Parameters::Range& r : parameters.added_ranges())
-      for (std::int64_t i = r.offset; i < r.offset + r.size; ++i) ++covered.at(static_cast<std::size_t>(i));
-    for (const Parameter& p : parameters.list()) {
-      if (p.frozen) continue;
-      const bool added = p.shape.size() < 2 || (p.name == "model.embed_tokens.weight" && !c.tied);
-      for (std::int64_t i = p.offset; i < p.offset + p.size; ++i)
-        ASSERT_EQ(covered[static_cast<std::size_t>(i)], added ? 1 : 0) << p.name << " element " << i - p.offset;
-    }
-  }
+  for (const ModelConfig& c : configs())
+    for (const DType type : {DType::f32, DType::bf16})
+      for (const std::int64_t shards : {1, 3, 4}) {
+        SCOPED_TRACE(fmt::format("{}, {} shards", describe(c), shards));
+        const Parameters parameters(ctx, c, type, {}, {}, {}, shards);
+        std::int64_t end = parameters.vectors_size(), inside = 0;
+        const char* value_end = nullptr;
+        for (const Parameters::Section& s : parameters.sections()) {
+          EXPECT_EQ(s.offset, end);
+          EXPECT_EQ(s.size % (shards * 128), 0);
+          EXPECT_GE(s.values.as<char>(), value_end);
+          end = s.offset + s.size;
+          value_end = s.values.as<char>() + s.values.bytes();
+          for (const Parameter& p : parameters.list()) {
+            if (p.frozen || p.shape.size() < 2 || p.layer != s.layer) continue;
+            ++inside;
+            EXPECT_LE(p.offset + p.size, end) << p.name;
+            EXPECT_EQ(p.value.as<char>() - s.values.as<char>(), (p.offset - s.offset) * static_cast<std::int64_t>(size_of(type))) << p.name;
+          }
+        }
+        EXPECT_EQ(inside, std::count_if(parameters.list().begin(), parameters.list().end(),
+                                        [](const Parameter& p) { return !p.frozen && p.shape.size() == 2; }));
+        const Parameters::Sizes planned = Parameters::planned(c, type, {}, shards);
+        EXPECT_EQ(planned.arena, parameters.arena_size());
+        EXPECT_EQ(planned.value_bytes, parameters.value_bytes());
+        EXPECT_GE(parameters.arena_size(), end);
+      }
 }
 
 // What the arena held before does not show without `accumulate`; with it the gradients are added to what is there.
@@ -195,6 +217,7 @@ struct Fenced {
   Gradients gradients;
   Fenced(Context& ctx, const Parameters& p) : memory(ctx, DType::f32, {p.arena_size() + 2 * kFence}), gradients(ctx, p) {
     gradients.arena.t.data = memory.t.as<float>() + kFence;
+    gradients.vectors.data = gradients.arena.t.data;
     gradients.weights = p.bind(gradients.arena);
     const std::vector<float> before(static_cast<std::size_t>(memory.t.size()), 7);
     from_host(ctx, before.data(), memory);
@@ -210,7 +233,7 @@ void check_frozen(Context& ctx, const ModelConfig& c, const Freezing& f) {
     EXPECT_EQ(p.offset < 0, p.frozen) << p.name;
     if (p.frozen) continue;
     trained += p.size;
-    padding += 64;
+    padding += 128;
   }
   EXPECT_GE(parameters.arena_size(), trained);
   EXPECT_LT(parameters.arena_size(), trained + padding);

@@ -28,15 +28,32 @@ void check_scalar(const Tensor& t, const Tensor& like, const char* what) {
 
 }  // namespace
 
-void gradient_norm(Context& ctx, const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm) {
+void sum_of_squares(Context& ctx, const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& sum) {
   check_arena(gradients, gradients, "gradients");
   check_spans(gradients, spans);
-  check_scalar(norm, gradients, "the gradient norm");
-  const Operation operation(ctx, "gradient_norm", profile::Kind::optimizer, norm.device);
+  check(sum.dtype == DType::f64 && sum.size() == 1 && sum.device == gradients.device,
+        "[adamw] expected a sum fp64 [1] on {}, got {} {} on {}", name_of(gradients.device), name_of(sum.dtype), shape_string(sum),
+        name_of(sum.device));
+  const Operation operation(ctx, "sum_of_squares", profile::Kind::optimizer, sum.device);
   if (ctx.device().is_cuda())
-    cuda::gradient_norm(ctx, gradients, spans, norm);
+    cuda::sum_of_squares(ctx, gradients, spans, sum);
   else
-    cpu::gradient_norm(ctx, gradients, spans, norm);
+    cpu::sum_of_squares(ctx, gradients, spans, sum);
+}
+
+void square_root(Context& ctx, const Tensor& sum, const Tensor& norm) {
+  check_scalar(norm, norm, "the gradient norm");
+  const Operation operation(ctx, "square_root", profile::Kind::optimizer, norm.device);
+  if (ctx.device().is_cuda())
+    cuda::square_root(ctx, sum, norm);
+  else
+    cpu::square_root(ctx, sum, norm);
+}
+
+void gradient_norm(Context& ctx, const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm) {
+  const Tensor sum(ctx.scratch(sizeof(double)), DType::f64, ctx.device(), {1});
+  sum_of_squares(ctx, gradients, spans, sum);
+  square_root(ctx, sum, norm);
 }
 
 void adamw(Context& ctx, const Tensor& low_bits, const Tensor& gradients, const Tensor& m, const Tensor& v,

@@ -1,5 +1,6 @@
 // AdamW and the gradient norm over the whole arena, one launch each: the arena is cut into chunks of equal size, kept in a table on the
 // device.
+#include <array>
 #include <cmath>
 #include <vector>
 
@@ -21,12 +22,16 @@ struct Chunk {
   bool bf16_value, decays;
 };
 
-// The table of the last spans seen in a context; a run has one.
 struct Table {
-  explicit Table(Context&) {}
   std::vector<ArenaSpan> spans;
   OwnedTensor chunks, partial;
   int count = 0;
+};
+// The tables of the last spans seen in a context: a run has one for the norm and one for the update, or one for both.
+struct Tables {
+  explicit Tables(Context&) {}
+  std::array<Table, 2> of;
+  std::size_t next = 0;
 };
 
 bool same(const std::vector<ArenaSpan>& a, const std::vector<ArenaSpan>& b) {
@@ -39,8 +44,11 @@ bool same(const std::vector<ArenaSpan>& a, const std::vector<ArenaSpan>& b) {
 }
 
 const Table& table(Context& ctx, const std::vector<ArenaSpan>& spans) {
-  Table& t = ctx.keep<Table>();
-  if (t.chunks.t && same(t.spans, spans)) return t;
+  Tables& tables = ctx.keep<Tables>();
+  for (const Table& t : tables.of)
+    if (t.chunks.t && same(t.spans, spans)) return t;
+  Table& t = tables.of[tables.next];
+  tables.next = 1 - tables.next;
   std::vector<Chunk> chunks;
   for (const ArenaSpan& s : spans)
     for (std::int64_t at = 0; at < s.size; at += kChunk)
@@ -73,13 +81,15 @@ __global__ void square_kernel(const Chunk* chunks, const float* gradients, doubl
   if (threadIdx.x == 0) partial[blockIdx.x] = s;
 }
 
-__global__ void norm_kernel(const double* partial, int count, float* norm) {
+__global__ void sum_kernel(const double* partial, int count, double* sum) {
   __shared__ double shared[33];
   double s = 0;
   for (int i = threadIdx.x; i < count; i += blockDim.x) s += partial[i];
   s = block_sum(s, shared);
-  if (threadIdx.x == 0) *norm = static_cast<float>(sqrt(s));
+  if (threadIdx.x == 0) *sum = s;
 }
+
+__global__ void root_kernel(const double* sum, float* norm) { *norm = static_cast<float>(sqrt(*sum)); }
 
 struct Rates {
   float rate, beta1, beta2, one_minus_beta1, one_minus_beta2, inverse2, eps, decay, clip;  // w −= rate·m / (√(v·inverse2) + eps) + decay·w
@@ -181,12 +191,17 @@ __global__ void adamw_kernel(const Chunk* chunks, std::uint16_t* low_bits, const
 
 }  // namespace
 
-void gradient_norm(Context& ctx, const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm) {
+void sum_of_squares(Context& ctx, const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& sum) {
   const Table& t = table(ctx, spans);
   if (t.count)
     square_kernel<<<t.count, kThreads, 0, stream(ctx)>>>(t.chunks.t.as<Chunk>(), gradients.as<float>(), t.partial.t.as<double>());
-  norm_kernel<<<1, 1024, 0, stream(ctx)>>>(t.partial.t.as<double>(), t.count, norm.as<float>());
-  check_launch("gradient_norm");
+  sum_kernel<<<1, 1024, 0, stream(ctx)>>>(t.partial.t.as<double>(), t.count, sum.as<double>());
+  check_launch("sum_of_squares");
+}
+
+void square_root(Context& ctx, const Tensor& sum, const Tensor& norm) {
+  root_kernel<<<1, 1, 0, stream(ctx)>>>(sum.as<double>(), norm.as<float>());
+  check_launch("square_root");
 }
 
 void adamw(Context& ctx, const Tensor& low_bits, const Tensor& gradients, const Tensor& m, const Tensor& v,

@@ -29,18 +29,24 @@ struct AdamW {
 // norm fp32 [1] = √Σ g² over the spans; the sum is cut by size, not by threads.
 void gradient_norm(Context& ctx, const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm);
 
+// The same in two steps, for gradients that several processes hold parts of: sum fp64 [1] = Σ g², and the root of what it then holds.
+void sum_of_squares(Context& ctx, const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& sum);
+void square_root(Context& ctx, const Tensor& sum, const Tensor& norm);
+
 // gradients, m, v: fp32, one arena each; low_bits: uint16 likewise, empty when no value is bf16.
 // Decoupled weight decay: w −= lr·(m̂/(√v̂+eps) + wd·w).
 void adamw(Context& ctx, const Tensor& low_bits, const Tensor& gradients, const Tensor& m, const Tensor& v,
            const std::vector<ArenaSpan>& spans, const AdamW& step);
 
 namespace cpu {
-void gradient_norm(Context& ctx, const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm);
+void sum_of_squares(Context& ctx, const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& sum);
+void square_root(Context& ctx, const Tensor& sum, const Tensor& norm);
 void adamw(Context& ctx, const Tensor& low_bits, const Tensor& gradients, const Tensor& m, const Tensor& v,
            const std::vector<ArenaSpan>& spans, const AdamW& step);
 }  // namespace cpu
 namespace cuda {
-void gradient_norm(Context& ctx, const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm);
+void sum_of_squares(Context& ctx, const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& sum);
+void square_root(Context& ctx, const Tensor& sum, const Tensor& norm);
 void adamw(Context& ctx, const Tensor& low_bits, const Tensor& gradients, const Tensor& m, const Tensor& v,
            const std::vector<ArenaSpan>& spans, const AdamW& step);
 }  // namespace cuda

@@ -23,7 +23,7 @@ std::vector<Piece> pieces_of(const std::vector<ArenaSpan>& spans) {
 }
 
 // In double: a gradient of 1e20 is large, not infinite.
-BHYT_CLONES double sum_of_squares(const float* g, std::int64_t n) {
+BHYT_CLONES double squares(const float* g, std::int64_t n) {
   double sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (std::int64_t i = 0; i < n; ++i) sum += static_cast<double>(g[i]) * static_cast<double>(g[i]);
@@ -59,15 +59,17 @@ BHYT_CLONES void update(bf16* value, std::uint16_t* low, const float* gradient, 
 
 }  // namespace
 
-void gradient_norm(Context& ctx, const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& norm) {
+void sum_of_squares(Context& ctx, const Tensor& gradients, const std::vector<ArenaSpan>& spans, const Tensor& sum) {
   const std::vector<Piece> pieces = pieces_of(spans);
   std::vector<double> sums(pieces.size());
   parallel_tasks(ctx.threads(), static_cast<std::int64_t>(pieces.size()), [&](std::int64_t i) {
     const Piece& p = pieces[static_cast<std::size_t>(i)];
-    sums[static_cast<std::size_t>(i)] = sum_of_squares(gradients.as<float>() + p.span->offset + p.first, p.size);
+    sums[static_cast<std::size_t>(i)] = squares(gradients.as<float>() + p.span->offset + p.first, p.size);
   });
-  *norm.as<float>() = static_cast<float>(std::sqrt(std::accumulate(sums.begin(), sums.end(), 0.0)));
+  *sum.as<double>() = std::accumulate(sums.begin(), sums.end(), 0.0);
 }
+
+void square_root(Context&, const Tensor& sum, const Tensor& norm) { *norm.as<float>() = static_cast<float>(std::sqrt(*sum.as<double>())); }
 
 void adamw(Context& ctx, const Tensor& low_bits, const Tensor& gradients, const Tensor& m, const Tensor& v,
            const std::vector<ArenaSpan>& spans, const AdamW& step) {

@@ -1,0 +1,126 @@
+#include "parallel/launch.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+
+#include "core/check.h"
+#include "core/log.h"
+
+namespace bhyt::parallel {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kLibrary = "libbhyt_mpi.so";
+
+// What mpirun, or srun with a PMI, says to the processes it starts.
+bool launched() {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MV2_COMM_WORLD_SIZE"})
+    if (std::getenv(name)) return true;
+  return false;
+}
+
+void* load() {
+  std::error_code failed;
+  const fs::path beside = fs::read_symlink("/proc/self/exe", failed).parent_path();
+  std::string wrong;
+  for (const fs::path& file : {beside / kLibrary, beside.parent_path() / kLibrary, beside.parent_path() / "lib" / "bhyt" / kLibrary}) {
+    if (!fs::exists(file, failed)) continue;
+    if (void* library = ::dlopen(file.c_str(), RTLD_NOW | RTLD_GLOBAL)) return library;  // global: Open MPI loads parts that look for it
+    wrong = fmt::format(": {}", ::dlerror());
+  }
+  throw Error(
+      fmt::format("MPI launched this process, but {} could not be loaded from beside the program{}; build with -DBHYT_MPI=ON, "
+                  "with the MPI that launches it (Debian: libopenmpi-dev, openmpi-bin)",
+                  kLibrary, wrong));
+}
+
+struct State {
+  std::unique_ptr<Group> group;
+  bool asked = false;
+  bool all_fail = false;  // the error that ends this process ends all of them
+};
+State& state() {
+  static State s;
+  return s;
+}
+
+}  // namespace
+
+Group* group() {
+  State& s = state();
+  if (s.asked) return s.group.get();
+  s.asked = true;
+  if (!launched()) return nullptr;
+  void* const found = ::dlsym(load(), kOpen);
+  check(found != nullptr, "{} has no {}: it is not of this program", kLibrary, kOpen);
+  OpenGroup open = nullptr;
+  std::memcpy(&open, &found, sizeof open);
+  s.group.reset(open());
+  return s.group.get();
+}
+
+Group* opened() { return state().group.get(); }
+
+void on_all_ranks() { state().all_fail = true; }
+bool told_by_another() { return state().all_fail && state().group && state().group->rank() > 0; }
+
+void leave(int code) {
+  State& s = state();
+  if (!s.group) return;
+  Group& g = *s.group;
+  if (code == 0 || code >= 128 || s.all_fail) {  // a signal that all heeded is a good end
+    g.close();
+    return;
+  }
+  g.abort(code);
+}
+
+std::vector<std::string> gather_texts(Group& g, const std::string& own) {
+  const auto n = static_cast<std::size_t>(g.size()), me = static_cast<std::size_t>(g.rank());
+  std::vector<std::uint64_t> sizes(n);
+  sizes[me] = own.size();
+  g.gather(sizes.data(), sizeof(std::uint64_t), sizeof(std::uint64_t));
+  const std::size_t most = *std::max_element(sizes.begin(), sizes.end());
+  std::string all(most * n, '\0');
+  std::copy(own.begin(), own.end(), all.begin() + static_cast<std::ptrdiff_t>(me * most));
+  if (most > 0) g.gather(all.data(), most, most);
+  std::vector<std::string> out;
+  for (std::size_t i = 0; i < n; ++i) out.push_back(all.substr(i * most, sizes[i]));
+  return out;
+}
+
+void barrier(Group& g) {
+  std::vector<char> tokens(static_cast<std::size_t>(g.size()));
+  g.gather(tokens.data(), 1, 1);
+}
+
+void together(Group& g, const std::function<void()>& work) {
+  std::string wrong;
+  bool usage = false;
+  try {
+    work();
+  } catch (const UsageError& e) {
+    wrong = e.what();
+    usage = true;
+  } catch (const std::exception& e) {
+    wrong = e.what();
+  }
+  const std::vector<std::string> all = gather_texts(g, wrong.empty() ? "" : (usage ? "u" : "e") + wrong);
+  for (int rank = 0; rank < g.size(); ++rank) {
+    const std::string& text = all[static_cast<std::size_t>(rank)];
+    if (text.empty()) continue;
+    on_all_ranks();
+    const std::string message = g.size() > 1 ? fmt::format("rank {} on {}: {}", rank, g.host(rank), text.substr(1)) : text.substr(1);
+    if (text[0] == 'u') throw UsageError(message);
+    throw Error(message);
+  }
+}
+
+}  // namespace bhyt::parallel

@@ -1,0 +1,32 @@
+// Whether this process is one of several, and the group they make.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "parallel/group.h"
+
+namespace bhyt::parallel {
+
+// The group that MPI launched this process in, opened at the first call; null: it was launched on its own. Error where MPI launched it and
+// the library that talks to MPI is not there.
+Group* group();
+Group* opened();  // the same; null where nobody asked for it yet
+
+// Before an Error that all ranks throw: the first one tells it, and all end in good order.
+void on_all_ranks();
+bool told_by_another();
+
+// For the end of the process. An end that is not good ends the other ranks, too.
+void leave(int code);
+
+// Every rank's text, by rank.
+std::vector<std::string> gather_texts(Group& group, const std::string& own);
+void barrier(Group& group);
+
+// Runs work on every rank, and goes on when it went well on all; else all throw the Error of the first rank on which it did not, with its
+// rank and host. What throws is no part of a collective.
+void together(Group& group, const std::function<void()>& work);
+
+}  // namespace bhyt::parallel
