@@ -210,9 +210,8 @@ struct GivenSite {
     double aux = 0;
     for (std::size_t i = 0; i < ms.size(); ++i)
       if (counts(static_cast<std::int64_t>(i)))
-        aux +=
-            squared_gap(e.calibration * (ms[i] * (1 + first(g.ms_correction, 0)) + first(g.constant_correction, 1) * first(g.constant, 0)),
-                        exact[i]);
+        aux += squared_gap(
+            e.calibration * (ms[i] * (1 + first(g.ms_correction, 0)) + first(g.constant_correction, 1) * first(g.constant, 0)), exact[i]);
     copy(t.ctx(), make_tensor(t.ctx(), DType::f32, {1}, {aux_by() * aux}), t["aux"]);
   }
 

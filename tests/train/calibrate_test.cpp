@@ -102,7 +102,8 @@ struct Trained {
 Calibration calibration_of(const RunConfig& given, Context& ctx, std::unique_ptr<Model>& source, std::unique_ptr<Model>& model) {
   RunConfig config = given;
   model = std::make_unique<Model>(ctx, config.model.config, *config.run.dtype);
-  Masters masters(model->parameters());
+  const Shard shard(model->parameters());
+  Masters masters(model->parameters(), shard);
   source = load_source(config, *model, masters, {});
   model->refresh_constants();
   config.train.batch = 16;
