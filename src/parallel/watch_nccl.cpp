@@ -112,7 +112,7 @@ void NcclWatch::work() {
     const std::string why = fault();
     if (why.empty()) continue;
     lock.unlock();
-    end_all(why);
+    return end_all(why);
   }
 }
 
