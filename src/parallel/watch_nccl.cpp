@@ -133,7 +133,7 @@ std::string NcclWatch::fault() {
 }
 
 std::string NcclWatch::late(const std::string& name) const {
-  return fmt::format("the collective '{}' was not done after {:.0f} s (parallel.timeout): another rank does not answer", name,
+  return fmt::format("the collective '{}' was not done after {:g} s (parallel.timeout): another rank does not answer", name,
                      group_.timeout());
 }
 
