@@ -12,7 +12,8 @@ PREFIX ?= /usr/local
 NVCC    := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 KERNELS := $(firstword $(shell find src -name '*.cu'))
 # What only a CUDA build compiles beside the kernels: all other files are the same in both.
-CUDA_HOST := $(wildcard src/ops/*/*cublas.cpp src/ops/*/*cudnn.cpp)
+CUDA_OPS := $(wildcard src/ops/*/*cublas.cpp src/ops/*/*cudnn.cpp)
+CUDA_PARALLEL := $(wildcard src/parallel/*nccl.cpp)
 ifeq ($(CUDA),auto)
   PRESET := $(if $(and $(KERNELS),$(NVCC),$(shell nvidia-smi -L 2>/dev/null)),cuda,release)
 else ifeq ($(CUDA),on)
@@ -45,7 +46,8 @@ test:
 	@ln -sfn $(PRESET)/bhyt build/bhyt
 ifneq ($(and $(KERNELS),$(NVCC),$(filter release,$(PRESET))),)
 	cmake --preset cuda -DBHYT_WERROR=ON -DBHYT_TESTS=OFF -DBHYT_BENCH=OFF -DBHYT_CUDA_ARCHS=90a
-	cmake --build build/cuda -j $(JOBS) --target bhyt_core_kernels bhyt_ops_kernels $(CUDA_HOST:%=CMakeFiles/bhyt_ops.dir/%.o)
+	cmake --build build/cuda -j $(JOBS) --target bhyt_core_kernels bhyt_ops_kernels bhyt_parallel_kernels \
+	  $(CUDA_OPS:%=CMakeFiles/bhyt_ops.dir/%.o) $(CUDA_PARALLEL:%=CMakeFiles/bhyt_parallel.dir/%.o)
 endif
 	@status=0; ctest --test-dir $(BUILD) -j $(if $(filter cuda,$(PRESET)),1,$(JOBS)) --output-on-failure || status=1; scripts/test_summary.sh $(BUILD) || status=1; exit $$status
 

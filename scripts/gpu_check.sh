@@ -43,7 +43,7 @@ if ! gpus=$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv
 fi
 echo "$gpus" | tee "$logs/machine.txt"
 if wants tests; then
-  for t in test_ops test_model test_analysis test_train; do run_tests $t $t; done
+  for t in test_ops test_parallel test_model test_analysis test_train; do run_tests $t $t; done
   for way in cudnn flash plain; do BHYT_ATTENTION=$way run_tests test_ops "attention-$way" 'Attention*'; done
 fi
 if wants sanitizer; then

@@ -30,6 +30,7 @@ class Group {
   virtual void gather(void* all, std::size_t stride, std::size_t bytes) = 0;
 
   void set_timeout(double seconds) { timeout_ = seconds; }
+  double timeout() const { return timeout_; }
 
   // Ends the processes of all ranks, this one with the code; there is no way back.
   [[noreturn]] virtual void abort(int code) = 0;
