@@ -83,7 +83,7 @@ std::string name_of_model(const train::RunConfig& c) {
 void print_row(const Plan& p, const Row& r) {
   const auto gib = [](double bytes) { return fmt::format("{:.2f}", bytes / (1 << 30)); };
   const train::MemoryPlan& m = r.memory;
-  fmt::print("{:>4}  {:<9} {:>5} {:>6} | {:>7} {:>9} {:>9} {:>11} {:>9} {:>7} {:>7} | ", r.zero, name_of(r.recompute), r.micro_batch,
+  fmt::print("{:>4}  {:<9} {:>5} {:>6} | {:>7} {:>9} {:>9} {:>11} {:>9} {:>7} {:>7} | ", r.zero, plan::name_of(r.recompute), r.micro_batch,
              r.pieces, gib(m.weights), gib(m.gradients), gib(m.optimizer), gib(m.activations - r.workspace), gib(r.workspace),
              gib(m.batches + m.calibration), gib(m.device()));
   if (!r.fits())
@@ -101,7 +101,7 @@ void print_whole(const Plan& p) {
     for (const Row& r : p.rows)
       if (!first && r.zero == zero && r.largest >= rows) first = &r;
     fmt::print("zero {}: the {} rows of a GPU at once {}\n", zero, rows,
-               first ? fmt::format("fit with train.recompute={}", name_of(first->recompute)) : "do not fit");
+               first ? fmt::format("fit with train.recompute={}", plan::name_of(first->recompute)) : "do not fit");
   }
 }
 
@@ -139,14 +139,15 @@ void print_plan(const Plan& p) {
   fmt::print("\n");
   print_whole(p);
   fmt::print("* quickest: parallel.zero={} train.recompute={} train.micro_batch={}: {} tok/s, {} of each GPU\n", best.zero,
-             name_of(best.recompute), best.micro_batch, grouped(static_cast<std::int64_t>(best.tok_s)), human_bytes(best.memory.device()));
+             plan::name_of(best.recompute), best.micro_batch, grouped(static_cast<std::int64_t>(best.tok_s)),
+             human_bytes(best.memory.device()));
   print_assumptions(p);
 }
 
 PlanJson row_json(const Plan& p, const Row& r) {
   const train::MemoryPlan& m = r.memory;
   PlanJson j{{"zero", r.zero},
-             {"recompute", name_of(r.recompute)},
+             {"recompute", plan::name_of(r.recompute)},
              {"fits", r.fits()},
              {"largest_micro_batch", r.largest},
              {"micro_batch", r.micro_batch},
