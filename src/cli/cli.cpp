@@ -31,6 +31,8 @@ namespace {
 constexpr Command kCommands[] = {
     {"pretrain", "train from scratch, go on with a run, or start from a checkpoint", cmd_pretrain},
     {"sft", "fine-tune a checkpoint on conversations, or show what they come to", cmd_sft},
+    {"launch", "train with several processes through mpirun, and start again after a crash", cmd_launch},
+    {"plan", "memory, communication and speed of a run on GPUs that are not here", cmd_plan},
     {"generate", "continue a prompt with a checkpoint", cmd_generate},
     {"chat", "talk to a model in the terminal", cmd_chat},
     {"eval", "benchmark tasks, document by document as lm-evaluation-harness gives them", cmd_eval},

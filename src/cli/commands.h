@@ -24,5 +24,7 @@ int cmd_info(const Args& args);
 int cmd_report(const Args& args);
 int cmd_sweep(const Args& args);
 int cmd_reproduce(const Args& args);
+int cmd_plan(const Args& args);
+int cmd_launch(const Args& args);
 
 }  // namespace bhyt::cli

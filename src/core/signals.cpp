@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <iterator>
 
 namespace bhyt {
 
@@ -12,10 +13,12 @@ namespace {
 volatile sig_atomic_t g_received = 0;
 const char* g_notice = "";
 bool g_quits = false;
-constexpr int kSignals[] = {SIGINT, SIGTERM};
-struct sigaction g_before[2];
+constexpr int kSignals[] = {SIGINT, SIGTERM, SIGUSR1};
+constexpr std::size_t kCount = std::size(kSignals);
+struct sigaction g_before[kCount];
 
-void on_signal(int signal) {
+void on_signal(int which) {
+  const int signal = which == SIGUSR1 ? SIGTERM : which;
   if (g_received && g_quits) _exit(128 + signal);
   if (g_received) return;
   g_received = signal;
@@ -32,11 +35,11 @@ StopSignals::StopSignals(const char* notice, Second second) {
   action.sa_flags = SA_RESTART;
   action.sa_handler = on_signal;
   sigemptyset(&action.sa_mask);
-  for (int i = 0; i < 2; ++i) sigaction(kSignals[i], &action, &g_before[i]);
+  for (std::size_t i = 0; i < kCount; ++i) sigaction(kSignals[i], &action, &g_before[i]);
 }
 
 StopSignals::~StopSignals() {
-  for (int i = 0; i < 2; ++i) sigaction(kSignals[i], &g_before[i], nullptr);
+  for (std::size_t i = 0; i < kCount; ++i) sigaction(kSignals[i], &g_before[i], nullptr);
 }
 
 int StopSignals::received() { return g_received; }

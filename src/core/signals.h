@@ -1,4 +1,5 @@
-// SIGINT and SIGTERM while there is something to bring to a good end: the first asks to stop.
+// SIGINT and SIGTERM while there is something to bring to a good end: the first asks to stop. SIGUSR1 counts as SIGTERM: mpirun passes it
+// on to its ranks at once, and does not kill them after it.
 #pragma once
 
 #include "core/error.h"

@@ -36,7 +36,6 @@ void write_pages(Context&, const Tensor&, const Tensor&, const PagedRows&) { abs
 void attention_paged(Context&, const Tensor&, const Tensor&, const Tensor&, const PagedRows&, const AttentionShape&) { absent(); }
 void reserve_attention_paged(Context&, std::int64_t, std::int64_t, const AttentionShape&) { absent(); }
 
-std::size_t cross_entropy_workspace(std::int64_t, std::int64_t, std::int64_t, DType) { absent(); }
 void cross_entropy(Context&, const CrossEntropy&) { absent(); }
 
 void take_fed(Context&, const Tensor&, const Tensor&) { absent(); }

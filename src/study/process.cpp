@@ -25,14 +25,14 @@ int open_for_child(const std::string& path) {
 }
 
 // Between fork and exec: nothing here may allocate.
-[[noreturn]] void become(char** argv, int out, int err, pid_t parent) {
+[[noreturn]] void become(const char* program, char** argv, int out, int err, pid_t parent) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (getppid() != parent) _exit(1);  // it ended before the line above
   dup2(out, STDOUT_FILENO);
   dup2(err, STDERR_FILENO);
   if (const int none = ::open("/dev/null", O_RDONLY); none >= 0) dup2(none, STDIN_FILENO);
-  execv(kSelf, argv);
+  execv(program, argv);
   _exit(127);
 }
 
@@ -41,18 +41,31 @@ int open_for_child(const std::string& path) {
 Child::Child(const std::vector<std::string>& args, const std::string& out, const std::string& err) {
   std::vector<std::string> words = {"bhyt"};
   words.insert(words.end(), args.begin(), args.end());
+  const int err_fd = open_for_child(err), out_fd = out.empty() ? err_fd : open_for_child(out);
+  start(kSelf, std::move(words), out_fd, err_fd);
+  if (out_fd != err_fd) ::close(out_fd);
+  ::close(err_fd);
+  check(pid_ > 0, "could not start a process: {}", std::strerror(errno));
+}
+
+Child Child::of(const std::string& program, const std::vector<std::string>& args) {
+  std::vector<std::string> words = {program};
+  words.insert(words.end(), args.begin(), args.end());
+  Child child;
+  child.start(program.c_str(), std::move(words), STDOUT_FILENO, STDERR_FILENO);
+  check(child.pid_ > 0, "could not start {}: {}", program, std::strerror(errno));
+  return child;
+}
+
+// Leaves errno as it is where there was no process to be had.
+void Child::start(const char* program, std::vector<std::string> words, int out, int err) {
   std::vector<char*> argv;
   for (std::string& w : words) argv.push_back(w.data());
   argv.push_back(nullptr);
-  const int err_fd = open_for_child(err), out_fd = out.empty() ? err_fd : open_for_child(out);
   const pid_t parent = getpid();
   ::signal(SIGCHLD, SIG_DFL);  // where it is ignored, as it may be from our own parent, there is no exit code
   pid_ = fork();
-  if (pid_ == 0) become(argv.data(), out_fd, err_fd, parent);
-  const int reason = errno;
-  if (out_fd != err_fd) ::close(out_fd);
-  ::close(err_fd);
-  check(pid_ > 0, "could not start a process: {}", std::strerror(reason));
+  if (pid_ == 0) become(program, argv.data(), out, err, parent);
 }
 
 Child::~Child() {

@@ -1,4 +1,4 @@
-// This program, run again as a child: a run that crashes costs itself alone.
+// Another program, or this one again, as a child: a run that crashes costs itself alone.
 #pragma once
 
 #include <sys/types.h>
@@ -13,6 +13,8 @@ class Child {
   // stdout and stderr go to files ("" = stdout goes to stderr's). The child stops when this process ends, and a ^C on the terminal does not
   // reach it: send() does.
   Child(const std::vector<std::string>& args, const std::string& out, const std::string& err);
+  // Another program: what it prints goes where this one's goes.
+  static Child of(const std::string& program, const std::vector<std::string>& args);
   ~Child();  // asks it to stop and waits, if it still runs
   Child(Child&& other) noexcept;
   Child& operator=(Child&& other) noexcept;
@@ -23,6 +25,8 @@ class Child {
   int code() const;  // the same, once it has ended
 
  private:
+  Child() = default;
+  void start(const char* program, std::vector<std::string> words, int out, int err);
   pid_t pid_ = 0;
   int status_ = 0;
 };

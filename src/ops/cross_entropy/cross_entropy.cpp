@@ -1,7 +1,10 @@
 // Checks and dispatch of the LM head with its loss.
 #include "ops/cross_entropy/cross_entropy.h"
 
+#include <algorithm>
+
 #include "core/check.h"
+#include "ops/cross_entropy/gpu_workspace.h"
 
 namespace bhyt {
 
@@ -24,8 +27,9 @@ void check_matrix(const Tensor& t, const char* what, DType type, std::int64_t ro
 }  // namespace
 
 std::size_t cross_entropy_workspace(std::int64_t tokens, std::int64_t width, std::int64_t vocab, DType type, Device device) {
-  return device.is_cuda() ? cuda::cross_entropy_workspace(tokens, width, vocab, type)
-                          : cpu::cross_entropy_workspace(tokens, width, vocab, type);
+  if (!device.is_cuda()) return cpu::cross_entropy_workspace(tokens, width, vocab, type);
+  // A loss alone is made from fp32 logits in any run.
+  return std::max(cuda::Workspace(tokens, vocab, type).bytes, cuda::Workspace(tokens, vocab, DType::f32).bytes);
 }
 
 void cross_entropy(Context& ctx, const CrossEntropy& job) {

@@ -5,6 +5,7 @@
 #include "core/cuda.cuh"
 #include "core/memory.h"
 #include "ops/cross_entropy/cross_entropy.h"
+#include "ops/cross_entropy/gpu_workspace.h"
 #include "ops/gemm/gemm.h"
 
 namespace bhyt::cuda {
@@ -12,21 +13,6 @@ namespace bhyt::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr std::size_t kLogitBytes = 256u << 20;  // bytes of logits that exist at a time, at most (and at least 128 rows)
-
-std::int64_t padded(std::int64_t vocab) { return (vocab + 7) / 8 * 8; }  // rows of logits start on 16 bytes
-
-// The chunk that is worked on, in the workspace: logits, then a weighted loss per token of the whole batch.
-struct Workspace {
-  std::int64_t rows;
-  std::size_t losses, bytes;  // losses: offset
-  Workspace(std::int64_t tokens, std::int64_t vocab, DType logits) {
-    const std::size_t row = static_cast<std::size_t>(padded(vocab)) * size_of(logits);
-    rows = std::min(tokens, std::max<std::int64_t>(static_cast<std::int64_t>(kLogitBytes / row) / 128 * 128, 128));
-    losses = static_cast<std::size_t>(rows) * row;
-    bytes = losses + static_cast<std::size_t>(tokens) * sizeof(float) + 256;
-  }
-};
 
 // A running maximum (with its place) and the sum of exponentials below it.
 struct Online {
@@ -151,10 +137,6 @@ __global__ void sum_kernel(const float* values, std::int64_t n, float* out) {
 
 }  // namespace
 
-std::size_t cross_entropy_workspace(std::int64_t tokens, std::int64_t, std::int64_t vocab, DType type) {
-  return std::max(Workspace(tokens, vocab, type).bytes, Workspace(tokens, vocab, DType::f32).bytes);
-}
-
 void cross_entropy(Context& ctx, const CrossEntropy& job) {
   const std::int64_t n = job.x.rows(), vocab = job.w.rows();
   if (n == 0) return;
@@ -165,7 +147,7 @@ void cross_entropy(Context& ctx, const CrossEntropy& job) {
   for (std::int64_t first = 0; first < n; first += space.rows) {
     const std::int64_t count = std::min(space.rows, n - first);
     Tensor logits(base, type, job.x.device, {count, vocab});
-    logits.ld = padded(vocab);
+    logits.ld = Workspace::padded(vocab);
     const Tensor x = job.x.row_slice(first, count);
     bhyt::gemm(ctx, x, job.w, logits, GemmOptions{.trans_b = true});
     dispatch_float(type, [&](auto t) {

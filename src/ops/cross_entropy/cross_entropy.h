@@ -33,7 +33,6 @@ std::size_t cross_entropy_workspace(std::int64_t tokens, std::int64_t width, std
 void cross_entropy(Context& ctx, const CrossEntropy& job);
 }  // namespace cpu
 namespace cuda {
-std::size_t cross_entropy_workspace(std::int64_t tokens, std::int64_t width, std::int64_t vocab, DType type);
 void cross_entropy(Context& ctx, const CrossEntropy& job);
 }  // namespace cuda
 
