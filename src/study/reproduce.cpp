@@ -17,6 +17,7 @@
 #include "study/console.h"
 #include "study/page.h"
 #include "study/process.h"
+#include "study/results.h"
 #include "study/table.h"
 
 namespace bhyt::study {
@@ -230,6 +231,7 @@ void fill_from_sweep(const Study& s, const Index& index, const fs::path& folder,
   } else {
     fill_table(s, make_table(s, index, folder, printed), p);
   }
+  write_figure(index, folder);
   p.sections = (shows_layers(s) ? layer_sections(index, folder) : "") + sweep_sections(index, folder);
   for (const Record& r : index.runs)
     if (!r.error.empty()) p.notes.push_back(fmt::format("{}: {}, {}", name_of(r.point), name_of(r.status), r.error));
