@@ -101,14 +101,13 @@ std::optional<report::Figure> across_figure(const Pivot& pivot) {
   for (const std::string& column : pivot.columns)
     if (const auto v = as_number(column)) at.push_back(*v);
   if (pivot.across.empty() || at.size() != pivot.columns.size() || at.size() < 2) return std::nullopt;
-  const double least = at.front(), most = at.back();
   report::Figure f{.id = "across",
                    .title = "Loss by " + short_name(pivot.across),
                    .unit = "validation, nats per token, mean over seeds",
                    .width = 1120,
                    .height = 420,
                    .x_name = pivot.across};
-  double lowest = INFINITY, highest = -INFINITY;
+  double lowest = INFINITY, highest = -INFINITY, least = INFINITY, most = -INFINITY;
   for (std::size_t row = 0; row < pivot.rows.size(); ++row) {
     report::Line line{.run = static_cast<int>(row), .name = pivot.rows[row], .dots = true};
     for (std::size_t c = 0; c < at.size(); ++c) {
@@ -118,10 +117,12 @@ std::optional<report::Figure> across_figure(const Pivot& pivot) {
       line.data.y.push_back(g->valid.mean);
       lowest = std::fmin(lowest, g->valid.mean);
       highest = std::fmax(highest, g->valid.mean);
+      least = std::fmin(least, at[c]);
+      most = std::fmax(most, at[c]);
     }
     if (!line.data.x.empty()) f.lines.push_back(std::move(line));
   }
-  if (!std::isfinite(lowest)) return std::nullopt;
+  if (!(least < most)) return std::nullopt;           // one column that has losses is no line
   const double top = std::fmin(highest, lowest + 1);  // a run that learns nothing must not flatten the others
   if (top < highest) f.caption = "Cut one nat above the lowest.";
   f.y = report::fit_axis(lowest, top, false, false);
