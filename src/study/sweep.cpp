@@ -197,16 +197,6 @@ class Sweep {
     log::info("{}", finished_line(r, settled_, total_));
   }
 
-  static void tidy(const fs::path& dir, Keep keep) {
-    std::error_code ignored;
-    for (const std::int64_t step : checkpoint_steps(dir)) {
-      const fs::path checkpoint = checkpoint_folder(dir, step);
-      if (keep == Keep::none) fs::remove_all(checkpoint, ignored);
-      if (keep == Keep::weights && fs::exists(checkpoint / kOptimizerState, ignored)) remove_listed(checkpoint, kOptimizerState);
-    }
-    if (keep == Keep::none && fs::is_symlink(dir / "best", ignored)) fs::remove(dir / "best", ignored);
-  }
-
   // The speed of all together, once each has been heard from often enough since their number was reached.
   void measure() {
     double total = 0;
@@ -272,6 +262,16 @@ class Sweep {
 };
 
 }  // namespace
+
+void tidy(const fs::path& dir, Keep keep) {
+  std::error_code ignored;
+  for (const std::int64_t step : checkpoint_steps(dir)) {
+    const fs::path checkpoint = checkpoint_folder(dir, step);
+    if (keep == Keep::none) fs::remove_all(checkpoint, ignored);
+    if (keep == Keep::weights && fs::exists(checkpoint / kOptimizerState, ignored)) remove_listed(checkpoint, kOptimizerState);
+  }
+  if (keep == Keep::none && fs::is_symlink(dir / "best", ignored)) fs::remove(dir / "best", ignored);
+}
 
 SweepOutcome run_sweep(const Plan& plan, const SweepOptions& options) {
   // Data that is not there is told once, not by every run.
