@@ -31,8 +31,8 @@ std::vector<std::string> columns_of(const Evaluation& evaluation) {
     }
   }
   std::vector<std::string> ordered;
-  for (const PaperColumn& column : paper_columns())
-    if (std::ranges::find(names, column.task) != names.end()) ordered.push_back(column.task);
+  for (const std::string& name : paper_tasks())
+    if (std::ranges::find(names, name) != names.end()) ordered.push_back(name);
   for (const std::string& name : names)
     if (std::ranges::find(ordered, name) == ordered.end()) ordered.push_back(name);
   return ordered;

@@ -61,7 +61,8 @@ int parse_seeds(const std::string& text) {
 int show_forecast(const study::Study& s, const study::SweepOptions& o) {
   if (s.commands.empty() && !s.counts_statistics) {
     if (s.first.is_object()) fmt::print("first   the models to start from; then as many runs as there are variants and seeds\n");
-    fmt::print("{}", describe_forecast(study::forecast(study::plan_of(s), o), o));
+    const study::SweepOptions here = study::first_options(s, o);
+    fmt::print("{}", describe_forecast(study::forecast(study::plan_of(s), here), here));
     return 0;
   }
   fmt::print("runs    none\n");

@@ -57,7 +57,7 @@ std::vector<std::string> spelled_out(const std::vector<std::string>& names) {
   std::vector<std::string> out;
   for (const std::string& name : names) {
     if (name == "paper")
-      for (const PaperColumn& c : paper_columns()) out.push_back(c.task);
+      out.insert(out.end(), paper_tasks().begin(), paper_tasks().end());
     else if (name == "all")
       for (const Task& t : task_table()) out.push_back(t.name);
     else

@@ -55,11 +55,8 @@ struct Task {
 
 const std::vector<Task>& task_table();
 
-// The paper's tasks, with the titles and in the order of its tables' columns.
-struct PaperColumn {
-  std::string task, title;
-};
-const std::vector<PaperColumn>& paper_columns();
+// The names of the paper's tasks in the order of its tables' columns.
+const std::vector<std::string>& paper_tasks();
 constexpr std::int64_t kPaperShots = 3;
 constexpr std::int64_t kPaperSeeds[] = {42, 43, 44, 45, 46};
 

@@ -138,11 +138,10 @@ const std::vector<Task>& task_table() {
   return table;
 }
 
-const std::vector<PaperColumn>& paper_columns() {
-  static const std::vector<PaperColumn> columns = {{"arc_challenge", "ARC-C"}, {"arc_easy", "ARC-E"},  {"piqa", "PIQA"},
-                                                   {"hellaswag", "Hellaswag"}, {"openbookqa", "OBQA"}, {"winogrande", "Winogrande"},
-                                                   {"mmlu", "MMLU"},           {"boolq", "BoolQ"}};
-  return columns;
+const std::vector<std::string>& paper_tasks() {
+  static const std::vector<std::string> names = {"arc_challenge", "arc_easy",   "piqa", "hellaswag",
+                                                 "openbookqa",    "winogrande", "mmlu", "boolq"};
+  return names;
 }
 
 }  // namespace bhyt

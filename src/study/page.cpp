@@ -1,7 +1,6 @@
 #include "study/page.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 
 #include "core/log.h"
@@ -64,12 +63,6 @@ std::string every_run(const Index& index) {
   return table({"run", "status", "validation loss", "lowest", "training loss", "step", "tokens/s", "time", "directory"}, rows);
 }
 
-std::optional<double> as_number(const std::string& text) {
-  double v = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
-  return error == std::errc() && end == text.data() + text.size() ? std::optional(v) : std::nullopt;
-}
-
 // Validation curves of every run, in the colour of its row.
 std::string curves(const Pivot& pivot, const fs::path& folder) {
   report::Figure f{.id = "curves", .title = "Loss of every run", .unit = "nats per token", .width = 1120, .height = 420};
@@ -103,36 +96,33 @@ std::string legend(const std::vector<std::string>& names) {
   return fmt::format("<nav><div class=\"legend\">{}</div></nav>", out);
 }
 
-std::string across_figure(const Pivot& pivot) {
+std::optional<report::Figure> across_figure(const Pivot& pivot) {
   std::vector<double> at;
   for (const std::string& column : pivot.columns)
     if (const auto v = as_number(column)) at.push_back(*v);
-  if (pivot.across.empty() || at.size() != pivot.columns.size() || at.size() < 2) return "";
-  const auto [lo, hi] = std::minmax_element(at.begin(), at.end());
-  const double least = *lo, most = *hi;
-  std::vector<std::size_t> order(at.size());
-  for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return at[a] < at[b]; });
+  if (pivot.across.empty() || at.size() != pivot.columns.size() || at.size() < 2) return std::nullopt;
   report::Figure f{.id = "across",
                    .title = "Loss by " + short_name(pivot.across),
                    .unit = "validation, nats per token, mean over seeds",
                    .width = 1120,
                    .height = 420,
                    .x_name = pivot.across};
-  double lowest = INFINITY, highest = -INFINITY;
+  double lowest = INFINITY, highest = -INFINITY, least = INFINITY, most = -INFINITY;
   for (std::size_t row = 0; row < pivot.rows.size(); ++row) {
     report::Line line{.run = static_cast<int>(row), .name = pivot.rows[row], .dots = true};
-    for (const std::size_t c : order) {
+    for (std::size_t c = 0; c < at.size(); ++c) {
       const Group* g = pivot.cells[row][c];
       if (!g || g->valid.n == 0) continue;
       line.data.x.push_back(at[c]);
       line.data.y.push_back(g->valid.mean);
       lowest = std::fmin(lowest, g->valid.mean);
       highest = std::fmax(highest, g->valid.mean);
+      least = std::fmin(least, at[c]);
+      most = std::fmax(most, at[c]);
     }
-    f.lines.push_back(std::move(line));
+    if (!line.data.x.empty()) f.lines.push_back(std::move(line));
   }
-  if (!std::isfinite(lowest)) return "";
+  if (!(least < most)) return std::nullopt;           // one column that has losses is no line
   const double top = std::fmin(highest, lowest + 1);  // a run that learns nothing must not flatten the others
   if (top < highest) f.caption = "Cut one nat above the lowest.";
   f.y = report::fit_axis(lowest, top, false, false);
@@ -140,7 +130,7 @@ std::string across_figure(const Pivot& pivot) {
   const double air = f.x.log ? std::pow(most / least, 0.03) : 0.03 * (most - least);
   f.x.lo = f.x.log ? least / air : least - air;
   f.x.hi = f.x.log ? most * air : most + air;
-  return figure_html(f, 0);
+  return f;
 }
 
 std::string html_table(const std::string& markdown) {
@@ -191,7 +181,8 @@ std::string sweep_sections(const Index& index, const fs::path& folder) {
       report::section("Validation loss", "Nats per token, mean ± standard deviation over seeds; the lowest of each column is marked.",
                       "wide", pivot_html(pivot));
   out += legend(pivot.rows);
-  out += report::section("Across", "", "wide", across_figure(pivot));
+  const std::optional<report::Figure> across = across_figure(pivot);
+  out += report::section("Across", "", "wide", across ? figure_html(*across, 0) : "");
   out += report::section("Curves", "Validation where a run was validated on the way, else training.", "wide", curves(pivot, folder));
   return out + report::section("Every run", "", "wide", every_run(index));
 }

@@ -11,12 +11,14 @@
 #include "core/log.h"
 #include "core/signals.h"
 #include "data/synth.h"
+#include "io/checkpoint_folders.h"
 #include "io/files.h"
 #include "report/figure.h"
 #include "report/html.h"
 #include "study/console.h"
 #include "study/page.h"
 #include "study/process.h"
+#include "study/results.h"
 #include "study/table.h"
 
 namespace bhyt::study {
@@ -86,7 +88,7 @@ class Commands {
 
   Json run(const std::string& label, const std::vector<std::string>& args) {
     if (missing_) return {};
-    const fs::path out = folder_ / (slug(label) + ".json"), err = folder_ / (slug(label) + ".txt");
+    const fs::path out = output(label), err = folder_ / (slug(label) + ".txt");
     log::info("bhyt {}", fmt::join(args, " "));
     Child child(args, out.string(), err.string());
     for (bool told = false; !child.ended(); std::this_thread::sleep_for(std::chrono::milliseconds(20)))
@@ -98,15 +100,23 @@ class Commands {
       if (!StopSignals::received()) tell(label, args, last_error(err, child.code()));
       return {};
     }
-    Json j = Json::parse(read_text(out), nullptr, false);
-    if (!j.is_discarded()) return j;
+    if (Json j = printed(label); !j.is_null()) return j;
     notes.push_back(fmt::format("{}: `bhyt {}` printed no JSON", label, fmt::join(args, " ")));
     return {};
+  }
+
+  // What it printed when it last ran; null where that is not there or no JSON.
+  Json printed(const std::string& label) const {
+    if (!fs::exists(output(label))) return {};
+    Json j = Json::parse(read_text(output(label)), nullptr, false);
+    return j.is_discarded() ? Json() : j;
   }
 
   std::vector<std::string> notes;
 
  private:
+  fs::path output(const std::string& label) const { return folder_ / (slug(label) + ".json"); }
+
   // A command that this program does not have is told once.
   void tell(const std::string& label, const std::vector<std::string>& args, const std::string& error) {
     missing_ = error.starts_with("unknown command") || error.starts_with("unknown test");
@@ -146,27 +156,25 @@ std::string validation_file(const Record& r) {
   return "";
 }
 
-std::map<std::string, Json> look_at_runs(const Study& s, const Index& index, const fs::path& folder, Commands& commands) {
+// Keep::none holds once a run has been looked at: what was printed then is there still when the study goes on.
+std::map<std::string, Json> look_at_runs(const Study& s, const Index& index, const SweepOptions& options, Commands& commands) {
   std::map<std::string, Json> out;
   for (const Record& r : index.runs) {
     if (s.after.empty() || r.status != Status::done || StopSignals::received()) continue;
+    const fs::path dir = options.folder / r.dir;
+    if (checkpoint_steps(dir).empty())
+      if (Json before = commands.printed(r.id); !before.is_null()) {
+        out[r.id] = std::move(before);
+        continue;
+      }
     std::vector<std::string> args;
     for (const std::string& word : s.after)
-      args.push_back(
-          replaced(replaced(replaced(word, "{dir}", (folder / r.dir).string()), "{valid}", validation_file(r)), "{text}", s.text));
+      args.push_back(replaced(replaced(replaced(word, "{dir}", dir.string()), "{valid}", validation_file(r)), "{text}", s.text));
     for (const std::string& word : placement(s.request.words)) args.push_back(word);
     out[r.id] = commands.run(r.id, args);
+    if (options.keep == Keep::none && !out[r.id].is_null()) tidy(dir, Keep::none);
   }
   return out;
-}
-
-// The models that a study starts from. What failed there fails again where it is asked for.
-SweepOutcome train_first(const Study& s, const SweepOptions& options) {
-  SweepOptions how = options;
-  how.folder = options.folder / kFirst;
-  how.keep = Keep::weights;
-  log::info("first, the models to start from: {}", how.folder.string());
-  return run_sweep(plan_of(s), how);
 }
 
 struct Parts {
@@ -174,6 +182,37 @@ struct Parts {
   Json rows;
   std::vector<std::string> notes;
 };
+
+// The models that a study starts from.
+SweepOutcome train_first(const Study& s, const SweepOptions& options) {
+  log::info("first, the models to start from: {}", options.folder.string());
+  return run_sweep(plan_of(s), options);
+}
+
+std::string inside_json(const fs::path& path) {
+  const std::string quoted = Json(path.string()).dump(-1, ' ', false, Json::error_handler_t::replace);
+  return quoted.substr(1, quoted.size() - 2);
+}
+
+// Where a first model did not come through, the variants that start from it are left out and named; the others go on.
+void leave_out_lost(Study& s, const Index& first, const fs::path& folder, std::vector<std::string>& notes) {
+  for (const Record& r : first.runs) {
+    if (r.status == Status::done) continue;
+    const std::string model = fmt::format("\"{}\"", inside_json(folder / r.dir));
+    for (Json& axis : s.request.base["sweep"]["axes"])
+      for (auto& [name, variants] : axis.items()) {
+        if (!variants.is_object()) continue;
+        std::vector<std::string> lost;
+        for (const auto& [label, settings] : variants.items())
+          if (settings.dump().find(model) != std::string::npos) lost.push_back(label);
+        for (const std::string& label : lost) {
+          variants.erase(label);
+          notes.push_back(fmt::format("{}: left out, the model that it starts from ended as {}: {}", label, name_of(r.status), r.error));
+        }
+        check(!variants.empty(), "none of the models to start from came through; {} says why", (folder / kIndexFile).string());
+      }
+  }
+}
 
 // "Table 5, scale tiny"
 std::string which(const Study& s) {
@@ -218,9 +257,10 @@ bool shows_layers(const Study& s) {
   return std::any_of(s.columns.begin(), s.columns.end(), [](const Column& c) { return c.of == "magnitude" || c.of == "variance"; });
 }
 
-void fill_from_sweep(const Study& s, const Index& index, const fs::path& folder, Commands* commands, Parts& p) {
+void fill_from_sweep(const Study& s, const Index& index, const SweepOptions& options, Commands* commands, Parts& p) {
+  const fs::path& folder = options.folder;
   std::map<std::string, Json> printed;
-  if (commands) printed = look_at_runs(s, index, folder, *commands);  // not when the sweep was told to stop
+  if (commands) printed = look_at_runs(s, index, options, *commands);  // not when the sweep was told to stop
   if (s.columns.empty()) {
     const std::vector<Group> groups = group_runs(index);
     const Pivot pivot = pivot_of(groups);
@@ -230,17 +270,37 @@ void fill_from_sweep(const Study& s, const Index& index, const fs::path& folder,
   } else {
     fill_table(s, make_table(s, index, folder, printed), p);
   }
+  write_figure(index, folder);
   p.sections = (shows_layers(s) ? layer_sections(index, folder) : "") + sweep_sections(index, folder);
   for (const Record& r : index.runs)
     if (!r.error.empty()) p.notes.push_back(fmt::format("{}: {}, {}", name_of(r.point), name_of(r.status), r.error));
 }
 
+void train_and_look(const Study& given, const SweepOptions& options, Commands& commands, Parts& p, StudyOutcome& out) {
+  SweepOptions how = options;
+  if (given.alone && how.jobs == 0) how.jobs = 1;
+  Study s = given;
+  if (s.first.is_object()) {
+    const SweepOptions first = first_options(s, how);
+    const SweepOutcome trained = train_first(s, first);
+    out.signal = trained.signal;
+    out.failed = trained.failed;
+    if (trained.signal) return;
+    leave_out_lost(s, trained.index, first.folder, p.notes);
+  }
+  if (!s.after.empty() && how.keep == Keep::none) how.keep = Keep::weights;  // until they have been looked at
+  const SweepOutcome sweep = run_sweep(make_plan(s.request), how);
+  out.signal = sweep.signal;
+  out.failed = out.failed || sweep.failed;
+  const StopSignals stop(kStopNotice);
+  fill_from_sweep(s, sweep.index, options, sweep.signal ? nullptr : &commands, p);
+  if (stop.received()) out.signal = stop.received();
+}
+
 }  // namespace
 
 void name_data(Study& s, const fs::path& folder) {
-  std::string first = Json((folder / kFirst).string()).dump(-1, ' ', false, Json::error_handler_t::replace);
-  first = first.substr(1, first.size() - 2);  // as it stands inside a text of JSON
-  s.request.base = Json::parse(replaced(s.request.base.dump(), "{first}", first));
+  s.request.base = Json::parse(replaced(s.request.base.dump(), "{first}", inside_json(folder / kFirst)));
   if (!trains(s) || names(s.request.words, "data.train")) return;
   if (s.synth.tokens > 0) {
     const std::vector<std::string> files = synth_files(synth_options(s, folder));
@@ -259,6 +319,13 @@ void name_data(Study& s, const fs::path& folder) {
 Plan plan_of(const Study& s) {
   if (!s.commands.empty()) return {};
   return make_plan(s.first.is_object() ? Request{.base = s.first, .called = "the study", .words = placement(s.request.words)} : s.request);
+}
+
+SweepOptions first_options(const Study& s, SweepOptions options) {
+  if (!s.first.is_object()) return options;
+  options.folder /= kFirst;
+  options.keep = Keep::weights;  // whoever starts from them needs them
+  return options;
 }
 
 StudyOutcome run_study(const Study& s, const SweepOptions& options) {
@@ -282,18 +349,8 @@ StudyOutcome run_study(const Study& s, const SweepOptions& options) {
     fill_table(s, make_table(s, printed), p);
   } else {
     make_data(s, options.folder);
-    SweepOptions how = options;
-    if (s.alone && how.jobs == 0) how.jobs = 1;
-    SweepOutcome sweep;
-    if (s.first.is_object()) sweep = train_first(s, how);
-    const bool first_stopped = sweep.signal != 0;
-    if (!first_stopped) sweep = run_sweep(make_plan(s.request), how);
-    out.signal = sweep.signal;
-    out.failed = sweep.failed;
-    if (first_stopped) return out;  // there is no table yet
-    const StopSignals stop(kStopNotice);
-    fill_from_sweep(s, sweep.index, options.folder, sweep.signal ? nullptr : &commands, p);
-    if (stop.received()) out.signal = stop.received();
+    train_and_look(s, options, commands, p, out);
+    if (p.table.empty()) return out;  // stopped before there was one
   }
   p.notes.insert(p.notes.end(), commands.notes.begin(), commands.notes.end());
   out.failed = out.failed || !commands.notes.empty();

@@ -18,8 +18,10 @@ struct StudyOutcome {
 // Names the data that a study trains on where that is generated; UsageError where the user has to name it. Writes nothing.
 void name_data(Study& study, const fs::path& folder);
 
-// The runs of a study; none where it trains nothing.
+// The runs of a study, or the models that it trains first; none where it trains nothing.
 Plan plan_of(const Study& study);
+// Where plan_of's runs go: models that are trained first have a folder of their own below.
+SweepOptions first_options(const Study& study, SweepOptions options);
 
 StudyOutcome run_study(const Study& study, const SweepOptions& options);
 

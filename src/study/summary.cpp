@@ -1,6 +1,7 @@
 #include "study/summary.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 
 #include "core/log.h"
@@ -129,6 +130,12 @@ std::vector<Group> group_runs(const Index& index) {
   return groups;
 }
 
+std::optional<double> as_number(const std::string& text) {
+  double v = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
+  return error == std::errc() && end == text.data() + text.size() ? std::optional(v) : std::nullopt;
+}
+
 Pivot pivot_of(const std::vector<Group>& groups) {
   const std::vector<std::string> axes = axes_of(groups);
   Pivot p;
@@ -142,6 +149,8 @@ Pivot pivot_of(const std::vector<Group>& groups) {
     add_once(p.rows, row_of(g));
     add_once(p.columns, column_of(g));
   }
+  if (std::all_of(p.columns.begin(), p.columns.end(), as_number))
+    std::sort(p.columns.begin(), p.columns.end(), [](const auto& a, const auto& b) { return *as_number(a) < *as_number(b); });
   for (const std::string& axis : axes)
     if (axis != p.across && p.down.empty()) p.down = axis;
   const auto place = [](const std::vector<std::string>& list, const std::string& text) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,13 +28,15 @@ struct Group {
 };
 std::vector<Group> group_runs(const Index& index);
 
-// Rows of names and columns of losses: the axis across is train.lr where there is one, else the last that has several values.
+// Rows of names and columns of losses: the axis across is train.lr where there is one, else the last that has several values. Columns that
+// are all numbers are in their order, whatever was run first.
 struct Pivot {
   std::string down, across;  // names of the axes; across "" where there is one column
   std::vector<std::string> rows, columns;
   std::vector<std::vector<const Group*>> cells;  // [row][column], null where there is no such run
 };
 Pivot pivot_of(const std::vector<Group>& groups);
+std::optional<double> as_number(const std::string& text);
 
 std::string cell_text(const Group* group);                      // 3.7412 ± 0.0031; "diverged" …
 std::string spread_text(const Spread& spread, int digits = 4);  // 3.7412 ± 0.0031, 3.7412 of one value, – of none

@@ -21,8 +21,8 @@
 #include "study/console.h"
 #include "study/jobs.h"
 #include "study/process.h"
+#include "study/size.h"
 #include "train/data.h"
-#include "train/memory.h"
 
 namespace bhyt::study {
 
@@ -197,16 +197,6 @@ class Sweep {
     log::info("{}", finished_line(r, settled_, total_));
   }
 
-  static void tidy(const fs::path& dir, Keep keep) {
-    std::error_code ignored;
-    for (const std::int64_t step : checkpoint_steps(dir)) {
-      const fs::path checkpoint = checkpoint_folder(dir, step);
-      if (keep == Keep::none) fs::remove_all(checkpoint, ignored);
-      if (keep == Keep::weights) remove_listed(checkpoint, optimizer_files(checkpoint));
-    }
-    if (keep == Keep::none && fs::is_symlink(dir / "best", ignored)) fs::remove(dir / "best", ignored);
-  }
-
   // The speed of all together, once each has been heard from often enough since their number was reached.
   void measure() {
     double total = 0;
@@ -226,14 +216,16 @@ class Sweep {
               jobs_.settled() ? fmt::format("; {} at once from here on", jobs_.now()) : "");
   }
 
+  // Which runs will be beside each other is not known: every one may be the largest of those that are left.
   bool room_for(int more) {
+    std::vector<const PlannedRun*> left;
+    for (const Active& a : active_) left.push_back(&planned(record(a)));
+    for (const std::size_t i : waiting_) left.push_back(&planned(index_.runs[i]));
     try {
-      train::RunConfig c =
-          train::read_run_config(read_yaml(options_.folder / record(active_.front()).dir / "resolved.yaml"), Verify::no, plan_.work);
-      c.device = parse_device(c.run.device);
-      const train::MemoryPlan needs = train::plan_memory(c, c.train.micro_batch);
+      const std::optional<double> needs = largest_memory(left, plan_.work);
       const double libraries = on_gpu_ ? 1.5e9 : 0.2e9;  // a context, workspaces, code
-      return static_cast<double>(free_memory(c.device)) > more * (1.1 * needs.device() + libraries);
+      const Device device = parse_device(train::read_run_config(left.front()->tree, Verify::no, plan_.work).run.device);
+      return needs && static_cast<double>(free_memory(device)) > more * (1.1 * *needs + libraries);
     } catch (const Error&) {
       return false;
     }
@@ -272,6 +264,16 @@ class Sweep {
 };
 
 }  // namespace
+
+void tidy(const fs::path& dir, Keep keep) {
+  std::error_code ignored;
+  for (const std::int64_t step : checkpoint_steps(dir)) {
+    const fs::path checkpoint = checkpoint_folder(dir, step);
+    if (keep == Keep::none) fs::remove_all(checkpoint, ignored);
+    if (keep == Keep::weights) remove_listed(checkpoint, optimizer_files(checkpoint));
+  }
+  if (keep == Keep::none && fs::is_symlink(dir / "best", ignored)) fs::remove(dir / "best", ignored);
+}
 
 SweepOutcome run_sweep(const Plan& plan, const SweepOptions& options) {
   // Data that is not there is told once, not by every run.

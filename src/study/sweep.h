@@ -22,6 +22,9 @@ struct SweepOutcome {
   bool failed = false;  // of the runs that were asked for, one failed or was interrupted
 };
 
+// Takes from a finished run's checkpoints what is not to be kept.
+void tidy(const fs::path& run_dir, Keep keep);
+
 // Takes the folder for itself while it works.
 SweepOutcome run_sweep(const Plan& plan, const SweepOptions& options);
 

@@ -75,6 +75,57 @@ TEST(Reproduce, FineTuningStartsFromModelsThatItTrainsFirst) {
   for (const Json& row : study_json["rows"]) EXPECT_GT(row["values"]["text PPL"]["mean"].get<double>(), 1);
 }
 
+// A dry run tells of the models that are trained first by their own folder, whatever lies beside it.
+TEST(Reproduce, ADryRunBesideFineTunedRunsIsAnAnswer) {
+  const Place place;
+  const Words study = {"sft", "seeds=1", "train.epochs=1", "--keep", "none"};
+  ASSERT_EQ(reproduce(place, study).code, 0);
+  const Outcome out = reproduce(place, study + Words{"--dry-run"});
+  EXPECT_EQ(out.code, 0) << out.err;
+  says(out.out, "runs    2, of which 2 are done");
+}
+
+TEST(Reproduce, WithoutCheckpointsTheRunsAreLookedAtFirst) {
+  const Place place;
+  const Words study = {"approximation", "seeds=1", "--keep", "none", "--json"};
+  const Outcome out = reproduce(place, study);
+  ASSERT_EQ(out.code, 0) << out.err;
+  const Json rows = Json::parse(out.out)["rows"];
+  ASSERT_EQ(rows.size(), 2u);
+  for (const Json& row : rows) EXPECT_TRUE(row["values"]["r, mean of layers"]["mean"].is_number()) << row.dump();
+  for (const char* id : {"BHyT_seed-0", "BHyT-unit-gain_seed-0"}) {
+    EXPECT_TRUE(fs::exists(place.path / "study" / id / "metrics.jsonl"));
+    EXPECT_EQ(names_in(place.path / "study" / id, "checkpoint-"), Words{}) << id;
+  }
+  // Going on, it knows what was seen while they were there.
+  const Outcome again = reproduce(place, study);
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_EQ(again.out, out.out);
+}
+
+TEST(Reproduce, AModelThatDivergedCostsItsOwnRowAlone) {
+  const Place place;
+  const auto study = [&](const std::string& good) {
+    write_text(place.path / "mine.yaml", R"({title: Mine, paper: ours, question: none, command: sft,
+first: {base: {model.vocab: null, train.steps: 6}, axes: [{variant: {Good: {)" +
+                                             good + R"(norm.method: rmsnorm},
+  Wild: {norm.method: rmsnorm, train.lr: 1e30, train.clip: 0, train.warmup_ratio: 0, train.max_skipped: 2}}}]},
+base: {data: {seq_len: 64}, train: {epochs: 1, lr: 1e-4, batch: 4}},
+axes: [{variant: {Good: {model.init: "{first}/Good"}, Wild: {model.init: "{first}/Wild"}}}],
+scales: {tiny: {synth: {tokens: 60000, documents: true, conversations: 8}, keys: {run: {device: cpu, dtype: fp32}}}}})");
+    return reproduce(place, {(place.path / "mine.yaml").string(), "seeds=1"});
+  };
+  const Outcome out = study("");
+  EXPECT_EQ(out.code, 0) << out.err;
+  says(out.out, "Wild: left out, the model that it starts from ended as diverged");
+  EXPECT_EQ(names_in(place.path / "study", "Good"), Words{"Good_seed-0"});
+  EXPECT_EQ(names_in(place.path / "study", "Wild"), Words{});
+  fs::remove_all(place.path / "study");
+  const Outcome none = study("train.lr: 1e30, train.clip: 0, train.warmup_ratio: 0, train.max_skipped: 2, ");
+  EXPECT_EQ(none.code, 1);
+  says(none.err, "none of the models to start from came through");
+}
+
 TEST(Reproduce, StudiesTakeWhatOtherCommandsPrint) {
   const Place place;
   const auto rows = [&](const char* name) {

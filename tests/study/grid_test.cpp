@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "io/yaml.h"
+#include "study/size.h"
 
 namespace bhyt::study {
 namespace {
@@ -134,6 +135,21 @@ TEST(Grid, MistakesAreToldBeforeAnythingRuns) {
   EXPECT_TRUE(has(refusal(base, {"variant.a b=seed=1", "variant.a-b=seed=2"}), "two runs would be called a-b"));
   EXPECT_TRUE(has(refusal("{sweep: {axis: []}}", {}), "unknown key sweep.axis (did you mean sweep.axes?)"));
   EXPECT_TRUE(has(refusal("{model: {preset: tiny}, norm: {method: lns}}", {"norm.depth_factor=none,inv_sqrt"}), "depth_factor"));
+}
+
+// How many runs fit beside each other goes by the largest of them, wherever it stands.
+TEST(Grid, TheLargestRunSaysHowMuchMemory) {
+  const Plan p = plan("{model: {preset: tiny, vocab: 256}, run: {device: cpu}}", {"model.d=32,256,64", "model.heads=4", "train.batch=4"});
+  std::vector<const PlannedRun*> all, small;
+  for (const PlannedRun& r : p.runs) all.push_back(&r);
+  for (const std::size_t i : {0, 2}) small.push_back(&p.runs[i]);
+  const auto of_all = largest_memory(all, p.work), of_small = largest_memory(small, p.work);
+  ASSERT_TRUE(of_all && of_small);
+  EXPECT_EQ(of_all, largest_memory({&p.runs[1]}, p.work));
+  EXPECT_EQ(of_small, largest_memory({&p.runs[2]}, p.work));
+  EXPECT_GT(*of_all, *of_small);
+  const Plan unknown = plan("{model: {preset: tiny}, data: {train: [nowhere.tok]}}", {"seed=0..1"});
+  EXPECT_FALSE(largest_memory({&unknown.runs[0]}, unknown.work));
 }
 
 TEST(Grid, FolderNamesAreTame) {

@@ -7,6 +7,8 @@
 #include <fstream>
 
 #include "study/jobs.h"
+#include "study/page.h"
+#include "study/results.h"
 #include "tests/temporary_folder.h"
 
 namespace bhyt::study {
@@ -61,6 +63,57 @@ TEST(Summary, TheTableHasRatesAcross) {
   const std::string text = summary_markdown(index, "T");
   EXPECT_NE(text.find("| variant | lr 0.001 | lr 0.002 |"), std::string::npos) << text;
   EXPECT_NE(text.find("| b | 3.1250 ± 0.0250 | – |"), std::string::npos) << text;
+}
+
+// Rates in the order in which they were run, one variant without any loss, one far above.
+Index three_rates() {
+  Index index;
+  index.runs = {record("a", "0.004", 0, 3.5),
+                record("b", "0.004", 0, 3.25),
+                record("c", "0.004", 0, NAN, Status::diverged),
+                record("a", "0.001", 0, 3.75),
+                record("b", "0.001", 0, 3.5),
+                record("a", "0.016", 0, 9.0),
+                record("b", "0.016", 0, NAN, Status::planned),
+                record("a", "0.0001", 0, NAN, Status::planned)};
+  return index;
+}
+
+TEST(Summary, ColumnsThatAreNumbersAreInTheirOrder) {
+  const Index index = three_rates();
+  const std::vector<Group> groups = group_runs(index);
+  const Pivot p = pivot_of(groups);
+  EXPECT_EQ(p.columns, (std::vector<std::string>{"0.0001", "0.001", "0.004", "0.016"}));
+  EXPECT_EQ(p.cells[0][1]->valid.mean, 3.75);
+  Index words;
+  words.runs = {record("a", "x", 0, 1), record("a", "2", 0, 1), record("b", "x", 0, 1)};
+  const std::vector<Group> other = group_runs(words);
+  EXPECT_EQ(pivot_of(other).columns, (std::vector<std::string>{"x", "2"}));
+}
+
+TEST(Summary, TheFigureHasALineForEachRowThatHasALoss) {
+  const Index index = three_rates();
+  const std::vector<Group> groups = group_runs(index);
+  const auto figure = across_figure(pivot_of(groups));
+  ASSERT_TRUE(figure);
+  ASSERT_EQ(figure->lines.size(), 2u);
+  EXPECT_EQ(figure->lines[0].data.x, (std::vector<double>{0.001, 0.004, 0.016}));
+  EXPECT_EQ(figure->lines[0].data.y, (std::vector<double>{3.75, 3.5, 9.0}));
+  EXPECT_EQ(figure->lines[1].name, "b");
+  EXPECT_EQ(figure->lines[1].data.x, (std::vector<double>{0.001, 0.004}));
+  EXPECT_TRUE(figure->x.log);
+  EXPECT_GT(figure->x.lo, 0.0005);  // 0.0001 is planned only
+  EXPECT_LT(figure->y.hi, 5);       // what learns nothing does not flatten the rest
+  const test::TemporaryFolder folder;
+  write_figure(index, folder.path);
+  const std::string svg = read_text(folder.path / "across.svg");
+  EXPECT_EQ(svg.substr(0, 5), "<svg ");
+  EXPECT_NE(svg.find(">b</text>"), std::string::npos);
+  EXPECT_EQ(svg.find(">c</text>"), std::string::npos);
+  Index one;
+  one.runs = {record("a", "0.001", 0, 3.0), record("b", "0.001", 0, 3.0)};
+  const std::vector<Group> same = group_runs(one);
+  EXPECT_FALSE(across_figure(pivot_of(same)));
 }
 
 TEST(Summary, TheVerdictCountsStandardErrors) {
