@@ -14,8 +14,6 @@ namespace {
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
-constexpr int kGroups = 4;  // vectors that an element is summed in
-
 // Vectors of L lanes.
 template <int L>
 struct Vector {
@@ -38,6 +36,16 @@ ALWAYS_INLINE void load(const bf16* from, typename Vector<L>::Floats& to) {
   memcpy(&halves, from, sizeof halves);
   const typename Vector<L>::Words words = __builtin_convertvector(halves, typename Vector<L>::Words) << 16;
   memcpy(&to, &words, sizeof to);
+#endif
+}
+
+// sum += a·b, rounded once: row_panels.h comes to the same bits.
+template <int L>
+ALWAYS_INLINE void add_product(typename Vector<L>::Floats& sum, const typename Vector<L>::Floats& a, const typename Vector<L>::Floats& b) {
+#if defined(__aarch64__)
+  sum = vfmaq_f32(sum, a, b);
+#else
+  sum += a * b;
 #endif
 }
 
@@ -67,38 +75,26 @@ struct Sums {
   }
 };
 
-// The blocks of the depth: whole ones, a shorter one of whole steps, and what is left. (No lambda over them: it would be compiled for the
-// plainest processor, whatever the function around it is compiled for.)
-template <int L>
-struct DepthBlock {
-  std::int64_t depth, at = 0;
-  static constexpr std::int64_t kStep = kGroups * L;
-  ALWAYS_INLINE bool there() const { return at < depth; }
-  ALWAYS_INLINE bool whole() const { return depth - at >= kStep; }  // else it has to be padded to kStep
-  ALWAYS_INLINE std::int64_t size() const { return whole() ? std::min(kDepth, (depth - at) / kStep * kStep) : depth - at; }
-  ALWAYS_INLINE std::int64_t width() const { return whole() ? size() : kStep; }
-};
-
 // A row that is shorter than a step, with zeros behind it.
 template <int L, class W>
 ALWAYS_INLINE const float* padded(const W* row, std::int64_t n, float* out) {
-  for (std::int64_t i = 0; i < kGroups * L; ++i) out[i] = i < n ? to_float(row[i]) : 0.0f;
+  for (std::int64_t i = 0; i < kRowGroups * L; ++i) out[i] = i < n ? to_float(row[i]) : 0.0f;
   return out;
 }
 
 // Few rows, bound by reading w: one row of it at a time, from end to end, as memory gives it quickest.
 template <int L, int R, class W>
 ALWAYS_INLINE void few(std::int64_t k, const float* x, std::int64_t ldx, const W* w, const Sums& sums) {
-  typename Vector<L>::Floats acc[R][kGroups] = {};
-  for (std::int64_t p = 0; p < k; p += kGroups * L)
+  typename Vector<L>::Floats acc[R][kRowGroups] = {};
+  for (std::int64_t p = 0; p < k; p += kRowGroups * L)
 #pragma GCC unroll 4
-    for (int g = 0; g < kGroups; ++g) {
+    for (int g = 0; g < kRowGroups; ++g) {
       typename Vector<L>::Floats a, b;
       load<L>(w + p + g * L, b);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
         load<L>(x + r * ldx + p + g * L, a);
-        acc[r][g] += a * b;
+        add_product<L>(acc[r][g], a, b);
       }
     }
   for (int r = 0; r < R; ++r) {
@@ -134,13 +130,13 @@ ALWAYS_INLINE void task_of_few(const RowTask<W>& t) {
 // The vectors of a block that belong to one sum, side by side.
 template <int L, class In>
 ALWAYS_INLINE void part_groups(const In* in, std::int64_t size, float* out) {
-  const std::int64_t group = size / kGroups;
-  for (std::int64_t p = 0; p < size; p += kGroups * L)
+  const std::int64_t group = size / kRowGroups;
+  for (std::int64_t p = 0; p < size; p += kRowGroups * L)
 #pragma GCC unroll 4
-    for (int g = 0; g < kGroups; ++g) {
+    for (int g = 0; g < kRowGroups; ++g) {
       typename Vector<L>::Floats v;
       load<L>(in + p + g * L, v);
-      memcpy(out + g * group + p / kGroups, &v, sizeof v);
+      memcpy(out + g * group + p / kRowGroups, &v, sizeof v);
     }
 }
 
@@ -157,8 +153,8 @@ ALWAYS_INLINE void part_block(const In* row, const DepthBlock<L>& b, float* out)
 template <int L, int R, int C>
 ALWAYS_INLINE void tile(std::int64_t k, const float* x, std::int64_t ldx, const float* w, const Sums& sums) {
   typename Vector<L>::Floats part[R][C];
-  const std::int64_t group = k / kGroups;
-  for (int g = 0; g < kGroups; ++g) {
+  const std::int64_t group = k / kRowGroups;
+  for (int g = 0; g < kRowGroups; ++g) {
     typename Vector<L>::Floats acc[R][C] = {};
     for (std::int64_t p = g * group; p < (g + 1) * group; p += L) {
       typename Vector<L>::Floats a[R], b;
@@ -168,7 +164,7 @@ ALWAYS_INLINE void tile(std::int64_t k, const float* x, std::int64_t ldx, const 
       for (int c = 0; c < C; ++c) {
         load<L>(w + c * k + p, b);
 #pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) acc[r][c] += a[r] * b;
+        for (int r = 0; r < R; ++r) add_product<L>(acc[r][c], a[r], b);
       }
     }
     for (int r = 0; r < R; ++r)
@@ -228,10 +224,6 @@ int widest() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) return 16;
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 8 : 4;
 }
-int lanes() {
-  static const int count = widest();
-  return count;
-}
 template <class W>
 FOR_AVX512 void task_avx512(const RowTask<W>& t) {
   task<16, 4>(t);
@@ -253,8 +245,8 @@ FOR_AVX2 void pack_avx2(const In* x, std::int64_t depth, bool many, float* out) 
 template <class W>
 void any_task(const RowTask<W>& t) {
 #if defined(__x86_64__)
-  if (lanes() == 16) return task_avx512(t);
-  if (lanes() == 8) return task_avx2(t);
+  if (row_lanes() == 16) return task_avx512(t);
+  if (row_lanes() == 8) return task_avx2(t);
 #endif
   task<4, 4>(t);
 }
@@ -262,13 +254,22 @@ void any_task(const RowTask<W>& t) {
 template <class In>
 void any_pack(const In* x, std::int64_t depth, bool many, float* out) {
 #if defined(__x86_64__)
-  if (lanes() == 16) return pack_avx512(x, depth, many, out);
-  if (lanes() == 8) return pack_avx2(x, depth, many, out);
+  if (row_lanes() == 16) return pack_avx512(x, depth, many, out);
+  if (row_lanes() == 8) return pack_avx2(x, depth, many, out);
 #endif
   pack<4>(x, depth, many, out);
 }
 
 }  // namespace
+
+int row_lanes() {
+#if defined(__x86_64__)
+  static const int count = widest();
+  return count;
+#else
+  return 4;
+#endif
+}
 
 void pack_row(const float* x, std::int64_t depth, bool many, float* out) { any_pack(x, depth, many, out); }
 void pack_row(const bf16* x, std::int64_t depth, bool many, float* out) { any_pack(x, depth, many, out); }

@@ -4,6 +4,7 @@
 #include "core/threads.h"
 #include "ops/attention/tile_bf16.h"
 #include "ops/gemm/int8.h"
+#include "ops/gemm/row_panels.h"
 #include "ops/gemm/row_tiles.h"
 #include "ops/gemm/row_units.h"
 #include "ops/gemm/rows.h"
@@ -44,10 +45,11 @@ struct Memory {
   WorkerScratch workers;
 };
 Memory memory_for(Context& ctx, std::int64_t rows, std::int64_t depth) {
-  constexpr std::int64_t worker = kSums + std::max(kPanelFloats, kSums);
+  constexpr std::int64_t worker = kSums + std::max({kPanelFloats, kSums, panel_scratch()});
   const std::int64_t n = std::min(rows, kAtOnce), workers = ctx.threads().workers();
-  const std::int64_t floats = n * row_distance(depth) * 4, tiles = packed_size(n, depth) * 2, digits = n * (digits_distance(depth) + 4);
-  const std::int64_t packed = round_up(std::max({floats, tiles, digits}), 256);
+  const std::int64_t floats = n * row_distance(depth) * 4, panels = round_up(n, kPanelRows) / kPanelRows * panel_distance(depth) * 4,
+                     tiles = packed_size(n, depth) * 2, digits = n * (digits_distance(depth) + 4);
+  const std::int64_t packed = round_up(std::max({floats, panels, tiles, digits}), 256);
   char* const at = static_cast<char*>(ctx.scratch(static_cast<std::size_t>(packed + workers * worker * 4), Context::Use::workspace));
   return {at, {reinterpret_cast<float*>(at + packed), worker}};
 }
@@ -90,6 +92,33 @@ void by_tiles(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, b
                     .sums = scratch,
                     .ldsums = p.outs,
                     .panel = scratch + kSums});
+    put(scratch, p.outs, p, y, accumulate);
+  });
+}
+
+// Tasks have all rows: laying a part of w out for them is what costs.
+template <class In>
+void by_panels(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
+  constexpr std::int64_t most = kSums / kAtOnce / kPanelOuts * kPanelOuts;
+  const std::int64_t depth = x.cols(), distance = panel_distance(depth);
+  const Memory memory = memory_for(ctx, x.rows(), depth);
+  auto* const packed = static_cast<float*>(memory.packed);
+  parallel_tasks(ctx.threads(), (x.rows() + kPanelRows - 1) / kPanelRows, [&](std::int64_t t) {
+    const std::int64_t row = t * kPanelRows;
+    pack_panel(x.as<In>() + row * x.ld, x.ld, std::min(kPanelRows, x.rows() - row), depth, packed + t * distance);
+  });
+  parallel_tasks(ctx.threads(), (w.rows() + most - 1) / most, [&](std::int64_t t, int worker) {
+    const Part p{0, x.rows(), t * most, std::min(most, w.rows() - t * most)};
+    float* const scratch = memory.workers.of(worker);
+    run(PanelTask<In>{.rows = p.rows,
+                      .outs = p.outs,
+                      .depth = depth,
+                      .x = packed,
+                      .w = w.as<In>() + p.out * w.ld,
+                      .ldw = w.ld,
+                      .sums = scratch,
+                      .ldsums = p.outs,
+                      .scratch = scratch + kSums});
     put(scratch, p.outs, p, y, accumulate);
   });
 }
@@ -146,12 +175,12 @@ void rows_product(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& 
     const Tensor some = x.row_slice(first, n), to = y.row_slice(first, n);
     if (w.dtype == DType::i8)
       by_int8(ctx, some, w, to, accumulate);
-    else if (w.dtype == DType::f32)
-      by_tiles<float>(ctx, some, w, to, accumulate);
-    else if (use_bf16_tiles())
+    else if (w.dtype == DType::bf16 && use_bf16_tiles())
       by_units(ctx, some, w, to, accumulate);
     else
-      by_tiles<bf16>(ctx, some, w, to, accumulate);
+      dispatch_float(w.dtype, [&]<class In>(In) {
+        use_panels(n) ? by_panels<In>(ctx, some, w, to, accumulate) : by_tiles<In>(ctx, some, w, to, accumulate);
+      });
   }
 }
 
