@@ -170,20 +170,25 @@ void put_tile(const float* parts, bool first, std::int64_t rows, std::int64_t ou
   }
 }
 
+// The task's rows of w stay in the cache while those of x go over them, a few at a time that stay there too.
 template <class W>
 void run_task(const PanelTask<W>& t) {
+  constexpr std::int64_t kept = 64 << 10;  // elements of x
   float* const parts = t.scratch;
-  float* const panel = parts + kSubsums * kTileFloats;
+  float* const panels = parts + kSubsums * kTileFloats;
   const std::int64_t distance = panel_distance(t.depth);
-  for (DepthBlock<kLanes> b{t.depth}; b.there(); b.at += b.size())
-    for (std::int64_t out = 0; out < t.outs; out += kPanelOuts) {
-      const std::int64_t outs = std::min(kPanelOuts, t.outs - out);
-      pack_block<kPanelOuts>(t.w + out * t.ldw, t.ldw, outs, b, panel);
-      for (std::int64_t row = 0; row < t.rows; row += kPanelRows) {
-        subsums(b.width() / kSubsums, t.x + row / kPanelRows * distance + b.at * kPanelRows, panel, parts);
-        put_tile(parts, b.at == 0, std::min(kPanelRows, t.rows - row), outs, t.sums + row * t.ldsums + out, t.ldsums);
-      }
-    }
+  for (DepthBlock<kLanes> b{t.depth}; b.there(); b.at += b.size()) {
+    const std::int64_t width = b.width(), together = std::max(kept / width / kPanelRows, std::int64_t{1}) * kPanelRows;
+    for (std::int64_t out = 0; out < t.outs; out += kPanelOuts)
+      pack_block<kPanelOuts>(t.w + out * t.ldw, t.ldw, std::min(kPanelOuts, t.outs - out), b, panels + out * width);
+    for (std::int64_t begin = 0; begin < t.rows; begin += together)
+      for (std::int64_t out = 0; out < t.outs; out += kPanelOuts)
+        for (std::int64_t row = begin; row < std::min(begin + together, t.rows); row += kPanelRows) {
+          subsums(width / kSubsums, t.x + row / kPanelRows * distance + b.at * kPanelRows, panels + out * width, parts);
+          put_tile(parts, b.at == 0 && !t.add, std::min(kPanelRows, t.rows - row), std::min(kPanelOuts, t.outs - out),
+                   t.sums + row * t.ldsums + out, t.ldsums);
+        }
+  }
 }
 
 template <class In>

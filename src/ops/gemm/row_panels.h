@@ -10,14 +10,18 @@
 namespace bhyt::cpu {
 
 constexpr std::int64_t kPanelRows = 8, kPanelOuts = 12;  // of x and of w that are multiplied at once: their sums fill the registers
+constexpr std::int64_t kPanelTaskOuts = 2 * kPanelOuts;  // of w in a task, at most
+
+// A depth whose sums are complete at once: they can go where they belong.
+constexpr bool in_one_block(std::int64_t depth) { return depth <= kDepth && depth % 16 == 0; }
 
 // Whether products of as many rows should take this way.
 bool use_panels(std::int64_t rows);
 
 // From one packed panel of x to the next. Sums are read a step ahead, so behind the last panel there is room for one.
 constexpr std::int64_t panel_distance(std::int64_t depth) { return (depth + 15) / 16 * 16 * kPanelRows + kPanelRows; }
-// What a worker needs for a panel of w and the sums of a tile.
-constexpr std::int64_t panel_scratch() { return 16 * kPanelRows * kPanelOuts + (kDepth + 1) * kPanelOuts; }
+// What a worker needs for a task's rows of w and the sums of a tile.
+constexpr std::int64_t panel_scratch() { return 16 * kPanelRows * kPanelOuts + kDepth * kPanelTaskOuts + kPanelOuts; }
 
 // Up to kPanelRows rows of x [rows, depth], ldx apart, as `run` wants them.
 void pack_panel(const float* x, std::int64_t ldx, std::int64_t rows, std::int64_t depth, float* out);
@@ -29,8 +33,9 @@ struct PanelTask {
   const float* x = nullptr;  // packed panels
   const W* w = nullptr;      // [outs, depth]
   std::int64_t ldw = 0;
-  float* sums = nullptr;  // [rows, outs], written
+  float* sums = nullptr;  // [rows, outs], written or added to
   std::int64_t ldsums = 0;
+  bool add = false;
   float* scratch = nullptr;  // panel_scratch()
 };
 

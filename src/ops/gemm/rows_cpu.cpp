@@ -13,11 +13,11 @@ namespace bhyt::cpu {
 
 namespace {
 
-constexpr std::int64_t kAtOnce = 256;              // rows of x that are packed at a time
+constexpr std::int64_t kAtOnce = 512;              // rows of x that are packed at a time
 constexpr std::int64_t kTaskRows = 64;             // of x in a task
 constexpr std::int64_t kTaskOuts = 128;            // of w in a task, at most
 constexpr std::int64_t kTaskElements = 128 << 10;  // of w in a task: enough to be read in one go
-constexpr std::int64_t kSums = kTaskRows * kTaskOuts;
+constexpr std::int64_t kSums = std::max(kTaskRows * kTaskOuts, kAtOnce* kPanelTaskOuts);
 
 // Which rows and outputs a task is about.
 struct Part {
@@ -99,7 +99,6 @@ void by_tiles(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, b
 // Tasks have all rows: laying a part of w out for them is what costs.
 template <class In>
 void by_panels(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
-  constexpr std::int64_t most = kSums / kAtOnce / kPanelOuts * kPanelOuts;
   const std::int64_t depth = x.cols(), distance = panel_distance(depth);
   const Memory memory = memory_for(ctx, x.rows(), depth);
   auto* const packed = static_cast<float*>(memory.packed);
@@ -107,19 +106,22 @@ void by_panels(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, 
     const std::int64_t row = t * kPanelRows;
     pack_panel(x.as<In>() + row * x.ld, x.ld, std::min(kPanelRows, x.rows() - row), depth, packed + t * distance);
   });
-  parallel_tasks(ctx.threads(), (w.rows() + most - 1) / most, [&](std::int64_t t, int worker) {
-    const Part p{0, x.rows(), t * most, std::min(most, w.rows() - t * most)};
+  const bool direct = y.dtype == DType::f32 && in_one_block(depth);
+  parallel_tasks(ctx.threads(), (w.rows() + kPanelTaskOuts - 1) / kPanelTaskOuts, [&](std::int64_t t, int worker) {
+    const std::int64_t out = t * kPanelTaskOuts;
+    const Part p{0, x.rows(), out, std::min(kPanelTaskOuts, w.rows() - out)};
     float* const scratch = memory.workers.of(worker);
     run(PanelTask<In>{.rows = p.rows,
                       .outs = p.outs,
                       .depth = depth,
                       .x = packed,
-                      .w = w.as<In>() + p.out * w.ld,
+                      .w = w.as<In>() + out * w.ld,
                       .ldw = w.ld,
-                      .sums = scratch,
-                      .ldsums = p.outs,
+                      .sums = direct ? y.as<float>() + out : scratch,
+                      .ldsums = direct ? y.ld : p.outs,
+                      .add = direct && accumulate,
                       .scratch = scratch + kSums});
-    put(scratch, p.outs, p, y, accumulate);
+    if (!direct) put(scratch, p.outs, p, y, accumulate);
   });
 }
 
