@@ -55,7 +55,8 @@ class Engine::Worker {
   Worker(Context& ctx, const Model& model, const EngineOptions& options)
       : model_(model),
         options_(settle(options, model)),
-        scheduler_({.tokens = options_.tokens, .sequences = options_.sequences, .pages = options_.pages}),
+        scheduler_(
+            {.tokens = options_.tokens, .sequences = options_.sequences, .pages = options_.pages, .copies = !model.device().is_cuda()}),
         stepper_(ctx, model,
                  {.tokens = options_.tokens, .sequences = options_.sequences, .pages = options_.pages, .length = options_.length}),
         thread_([this] { work(); }) {
