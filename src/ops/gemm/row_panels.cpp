@@ -11,7 +11,7 @@ namespace {
 
 using Four = float __attribute__((vector_size(16)));
 
-constexpr std::int64_t kLanes = 4, kSubsums = kRowGroups * kLanes;  // of an element: columns that are equal modulo kSubsums
+constexpr std::int64_t kLanes = 4;
 constexpr std::int64_t kTileFloats = kPanelRows * kPanelOuts;
 constexpr std::int64_t kPanelFour = kPanelOuts / kLanes;  // vectors of a row of a tile
 
@@ -150,7 +150,7 @@ ALWAYS_INLINE Four total(const float* parts, std::int64_t v) {
   for (std::int64_t l = 0; l < kLanes; ++l) {
     lane[l] = load(parts + l * kTileFloats + v * kLanes);
 #pragma GCC unroll 4
-    for (std::int64_t g = 1; g < kRowGroups; ++g) lane[l] += load(parts + (g * kLanes + l) * kTileFloats + v * kLanes);
+    for (std::int64_t g = 1; g < kRowGroups<kLanes>; ++g) lane[l] += load(parts + (g * kLanes + l) * kTileFloats + v * kLanes);
   }
   return (lane[0] + lane[2]) + (lane[1] + lane[3]);
 }

@@ -10,18 +10,19 @@
 namespace bhyt::cpu {
 
 constexpr std::int64_t kPanelRows = 8, kPanelOuts = 12;  // of x and of w that are multiplied at once: their sums fill the registers
+constexpr std::int64_t kSubsums = kRowGroups<4> * 4;     // of an element: the columns that are equal modulo it
 constexpr std::int64_t kPanelTaskOuts = 2 * kPanelOuts;  // of w in a task, at most
 
 // A depth whose sums are complete at once: they can go where they belong.
-constexpr bool in_one_block(std::int64_t depth) { return depth <= kDepth && depth % 16 == 0; }
+constexpr bool in_one_block(std::int64_t depth) { return depth <= kDepth && depth % kSubsums == 0; }
 
 // Whether products of as many rows should take this way.
 bool use_panels(std::int64_t rows);
 
 // From one packed panel of x to the next. Sums are read a step ahead, so behind the last panel there is room for one.
-constexpr std::int64_t panel_distance(std::int64_t depth) { return (depth + 15) / 16 * 16 * kPanelRows + kPanelRows; }
+constexpr std::int64_t panel_distance(std::int64_t depth) { return (depth + kSubsums - 1) / kSubsums * kSubsums * kPanelRows + kPanelRows; }
 // What a worker needs for a task's rows of w and the sums of a tile.
-constexpr std::int64_t panel_scratch() { return 16 * kPanelRows * kPanelOuts + kDepth * kPanelTaskOuts + kPanelOuts; }
+constexpr std::int64_t panel_scratch() { return kSubsums * kPanelRows * kPanelOuts + kDepth * kPanelTaskOuts + kPanelOuts; }
 
 // Up to kPanelRows rows of x [rows, depth], ldx apart, as `run` wants them.
 void pack_panel(const float* x, std::int64_t ldx, std::int64_t rows, std::int64_t depth, float* out);

@@ -69,7 +69,7 @@ struct Sums {
   std::int64_t ld;
   bool first;
   template <int L>
-  ALWAYS_INLINE void put(int r, int c, const typename Vector<L>::Floats& v) const {
+  ALWAYS_INLINE void put(int r, std::int64_t c, const typename Vector<L>::Floats& v) const {
     float& sum = at[r * ld + c];
     sum = first ? total<L>(v) : sum + total<L>(v);
   }
@@ -78,65 +78,85 @@ struct Sums {
 // A row that is shorter than a step, with zeros behind it.
 template <int L, class W>
 ALWAYS_INLINE const float* padded(const W* row, std::int64_t n, float* out) {
-  for (std::int64_t i = 0; i < kRowGroups * L; ++i) out[i] = i < n ? to_float(row[i]) : 0.0f;
+  for (std::int64_t i = 0; i < kRowGroups<L> * L; ++i) out[i] = i < n ? to_float(row[i]) : 0.0f;
   return out;
 }
 
-// Few rows, bound by reading w: one row of it at a time, from end to end, as memory gives it quickest.
-template <int L, int R, class W>
-ALWAYS_INLINE void few(std::int64_t k, const float* x, std::int64_t ldx, const W* w, const Sums& sums) {
-  typename Vector<L>::Floats acc[R][kRowGroups] = {};
-  for (std::int64_t p = 0; p < k; p += kRowGroups * L)
+// Few rows, bound by reading w: a row of it at a time, from end to end, as memory gives it quickest; where one has too few sums to keep the
+// processor busy two, that lie far apart, so that both are read on and on.
+template <int L>
+constexpr int kFewOuts = 4 / kRowGroups<L>;
+
+// C rows of w, `apart` from each other, whose sums are `outs` apart.
+template <int L, int R, int C, class W>
+ALWAYS_INLINE void few(std::int64_t k, const float* x, std::int64_t ldx, const W* w, std::int64_t apart, const Sums& sums,
+                       std::int64_t outs) {
+  typename Vector<L>::Floats acc[R][C][kRowGroups<L>] = {};
+  for (std::int64_t p = 0; p < k; p += kRowGroups<L> * L)
 #pragma GCC unroll 4
-    for (int g = 0; g < kRowGroups; ++g) {
-      typename Vector<L>::Floats a, b;
-      load<L>(w + p + g * L, b);
+    for (int g = 0; g < kRowGroups<L>; ++g) {
+      typename Vector<L>::Floats a, b[C];
+#pragma GCC unroll 2
+      for (int c = 0; c < C; ++c) load<L>(w + c * apart + p + g * L, b[c]);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
         load<L>(x + r * ldx + p + g * L, a);
-        add_product<L>(acc[r][g], a, b);
+#pragma GCC unroll 2
+        for (int c = 0; c < C; ++c) add_product<L>(acc[r][c][g], a, b[c]);
       }
     }
-  for (int r = 0; r < R; ++r) {
-    const typename Vector<L>::Floats sum = acc[r][0] + acc[r][1] + acc[r][2] + acc[r][3];
-    sums.put<L>(r, 0, sum);
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < C; ++c) {
+      typename Vector<L>::Floats sum = acc[r][c][0];
+#pragma GCC unroll 4
+      for (int g = 1; g < kRowGroups<L>; ++g) sum += acc[r][c][g];
+      sums.put<L>(r, c * outs, sum);
+    }
+}
+
+// All blocks of the depth of C rows of w, from row `out` on, `outs` apart.
+template <int L, int R, int C, class W>
+ALWAYS_INLINE void few_outs(const RowTask<W>& t, std::int64_t out, std::int64_t outs) {
+  for (DepthBlock<L> b{t.depth}; b.there(); b.at += b.size()) {
+    const W* const w = t.w + out * t.ldw + b.at;
+    const Sums sums{t.sums + out, t.ldsums, b.at == 0};
+    if (b.whole()) {
+      few<L, R, C>(b.size(), t.x + b.at, t.ldx, w, outs * t.ldw, sums, outs);
+      continue;
+    }
+    for (int c = 0; c < C; ++c) padded<L>(w + c * outs * t.ldw, b.size(), t.panel + c * b.kStep);
+    few<L, R, C>(b.width(), t.x + b.at, t.ldx, t.panel, b.kStep, sums, outs);
   }
 }
 
-template <int L, class W>
-ALWAYS_INLINE void few_rows(std::int64_t rows, std::int64_t k, const float* x, std::int64_t ldx, const W* w, const Sums& sums) {
-  static_assert(kManyRows == 4);
-  if (rows == 3)
-    few<L, 3>(k, x, ldx, w, sums);
-  else if (rows == 2)
-    few<L, 2>(k, x, ldx, w, sums);
-  else
-    few<L, 1>(k, x, ldx, w, sums);
+template <int L, int R, class W>
+ALWAYS_INLINE void task_of_few(const RowTask<W>& t) {
+  const std::int64_t share = t.outs / kFewOuts<L>;
+  for (std::int64_t out = 0; out < share; ++out) few_outs<L, R, kFewOuts<L>>(t, out, share);
+  for (std::int64_t out = share * kFewOuts<L>; out < t.outs; ++out) few_outs<L, R, 1>(t, out, 1);
 }
 
 template <int L, class W>
 ALWAYS_INLINE void task_of_few(const RowTask<W>& t) {
-  for (std::int64_t out = 0; out < t.outs; ++out)
-    for (DepthBlock<L> b{t.depth}; b.there(); b.at += b.size()) {
-      const W* const w = t.w + out * t.ldw + b.at;
-      const Sums sums{t.sums + out, t.ldsums, b.at == 0};
-      if (b.whole())
-        few_rows<L>(t.rows, b.size(), t.x + b.at, t.ldx, w, sums);
-      else
-        few_rows<L>(t.rows, b.width(), t.x + b.at, t.ldx, padded<L>(w, b.size(), t.panel), sums);
-    }
+  static_assert(kManyRows == 4);
+  if (t.rows == 3)
+    task_of_few<L, 3>(t);
+  else if (t.rows == 2)
+    task_of_few<L, 2>(t);
+  else
+    task_of_few<L, 1>(t);
 }
 
 // The vectors of a block that belong to one sum, side by side.
 template <int L, class In>
 ALWAYS_INLINE void part_groups(const In* in, std::int64_t size, float* out) {
-  const std::int64_t group = size / kRowGroups;
-  for (std::int64_t p = 0; p < size; p += kRowGroups * L)
+  const std::int64_t group = size / kRowGroups<L>;
+  for (std::int64_t p = 0; p < size; p += kRowGroups<L> * L)
 #pragma GCC unroll 4
-    for (int g = 0; g < kRowGroups; ++g) {
+    for (int g = 0; g < kRowGroups<L>; ++g) {
       typename Vector<L>::Floats v;
       load<L>(in + p + g * L, v);
-      memcpy(out + g * group + p / kRowGroups, &v, sizeof v);
+      memcpy(out + g * group + p / kRowGroups<L>, &v, sizeof v);
     }
 }
 
@@ -153,8 +173,8 @@ ALWAYS_INLINE void part_block(const In* row, const DepthBlock<L>& b, float* out)
 template <int L, int R, int C>
 ALWAYS_INLINE void tile(std::int64_t k, const float* x, std::int64_t ldx, const float* w, const Sums& sums) {
   typename Vector<L>::Floats part[R][C];
-  const std::int64_t group = k / kRowGroups;
-  for (int g = 0; g < kRowGroups; ++g) {
+  const std::int64_t group = k / kRowGroups<L>;
+  for (int g = 0; g < kRowGroups<L>; ++g) {
     typename Vector<L>::Floats acc[R][C] = {};
     for (std::int64_t p = g * group; p < (g + 1) * group; p += L) {
       typename Vector<L>::Floats a[R], b;
