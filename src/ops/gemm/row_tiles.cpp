@@ -39,6 +39,22 @@ ALWAYS_INLINE void load(const bf16* from, typename Vector<L>::Floats& to) {
 #endif
 }
 
+// The vectors of a step.
+template <int L, class In>
+ALWAYS_INLINE void load_groups(const In* from, typename Vector<L>::Floats (&to)[kRowGroups<L>]) {
+#if defined(__aarch64__)
+  if constexpr (std::is_same_v<In, bf16>) {
+    static_assert(kRowGroups<L> == 2);
+    const uint16x8_t halves = vld1q_u16(&from->bits);
+    to[0] = vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(halves), 16));
+    to[1] = vreinterpretq_f32_u32(vshll_high_n_u16(halves, 16));
+    return;
+  }
+#endif
+#pragma GCC unroll 4
+  for (int g = 0; g < kRowGroups<L>; ++g) load<L>(from + g * L, to[g]);
+}
+
 // sum += a·b, rounded once: row_panels.h comes to the same bits.
 template <int L>
 ALWAYS_INLINE void add_product(typename Vector<L>::Floats& sum, const typename Vector<L>::Floats& a, const typename Vector<L>::Floats& b) {
@@ -92,19 +108,19 @@ template <int L, int R, int C, class W>
 ALWAYS_INLINE void few(std::int64_t k, const float* x, std::int64_t ldx, const W* w, std::int64_t apart, const Sums& sums,
                        std::int64_t outs) {
   typename Vector<L>::Floats acc[R][C][kRowGroups<L>] = {};
-  for (std::int64_t p = 0; p < k; p += kRowGroups<L> * L)
-#pragma GCC unroll 4
-    for (int g = 0; g < kRowGroups<L>; ++g) {
-      typename Vector<L>::Floats a, b[C];
+  for (std::int64_t p = 0; p < k; p += kRowGroups<L> * L) {
+    typename Vector<L>::Floats a, b[C][kRowGroups<L>];
 #pragma GCC unroll 2
-      for (int c = 0; c < C; ++c) load<L>(w + c * apart + p + g * L, b[c]);
+    for (int c = 0; c < C; ++c) load_groups<L>(w + c * apart + p, b[c]);
+#pragma GCC unroll 4
+    for (int g = 0; g < kRowGroups<L>; ++g)
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
         load<L>(x + r * ldx + p + g * L, a);
 #pragma GCC unroll 2
-        for (int c = 0; c < C; ++c) add_product<L>(acc[r][c][g], a, b[c]);
+        for (int c = 0; c < C; ++c) add_product<L>(acc[r][c][g], a, b[c][g]);
       }
-    }
+  }
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c) {
       typename Vector<L>::Floats sum = acc[r][c][0];
