@@ -10,24 +10,22 @@ namespace bhyt {
 
 namespace {
 
-// What one passage asks of the engine. Endings of one token stand behind the same prompt: they share a request.
+// What one passage asks of the engine. The first tokens of its endings stand behind the same prompt: one request scores them, and endings
+// that have more ask for those behind that one.
 class Asked {
  public:
   Asked(Engine& engine, const Passage& passage) : scores_(passage.endings.size()) {
     check(!passage.context.empty(), "[eval] expected a context of at least one token");
+    for (const auto& ending : passage.endings) check(!ending.empty(), "[eval] expected endings of at least one token");
     std::vector<Request> requests;
     for (std::size_t i = 0; i < passage.endings.size(); ++i) {
-      check(!passage.endings[i].empty(), "[eval] expected endings of at least one token");
-      const bool short_one = passage.endings[i].size() == 1;
-      if (!short_one || requests.empty() || !takes_one_more(requests.back(), passage)) {
-        requests.push_back(request(passage, i));
-        endings_.emplace_back();
-      }
-      const auto before = static_cast<std::int32_t>(passage.context.size()) - 1;
-      for (std::size_t k = 0; k < passage.endings[i].size(); ++k) {
-        requests.back().targets.push_back({before + static_cast<std::int32_t>(k), passage.endings[i][k]});
-        endings_.back().push_back(i);
-      }
+      const bool leads = i % kTargetsOfAToken == 0;
+      if (!leads && passage.endings[i].size() == 1) continue;
+      requests.push_back(request(passage, i));
+      endings_.emplace_back();
+      if (leads)
+        for (std::size_t k = i; k < std::min(i + kTargetsOfAToken, passage.endings.size()); ++k) ask(requests.back(), passage, k, 0);
+      for (std::size_t k = 1; k < passage.endings[i].size(); ++k) ask(requests.back(), passage, i, k);
     }
     answers_ = engine.submit_all(std::move(requests));
   }
@@ -46,8 +44,10 @@ class Asked {
   std::span<const EndingScore> scores() const { return scores_; }
 
  private:
-  static bool takes_one_more(const Request& r, const Passage& p) {
-    return r.prompt.size() == p.context.size() && std::ssize(r.targets) < kTargetsOfAToken;
+  // Token k of an ending.
+  void ask(Request& r, const Passage& p, std::size_t ending, std::size_t k) {
+    r.targets.push_back({static_cast<std::int32_t>(p.context.size() + k) - 1, p.endings[ending][k]});
+    endings_.back().push_back(ending);
   }
   static Request request(const Passage& p, std::size_t ending) {
     Request r{.prompt = p.context};

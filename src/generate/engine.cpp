@@ -36,7 +36,7 @@ EngineOptions settle(EngineOptions o, const Model& model) {
   const bool gpu = model.device().is_cuda();
   for (const std::int64_t n : {o.pages, o.tokens, o.sequences, o.length})
     check_usage(n >= 0, "expected pages, tokens, sequences and length of at least 0 (0 = default), got {}", n);
-  if (o.tokens == 0) o.tokens = gpu ? 2048 : 256;
+  if (o.tokens == 0) o.tokens = gpu ? 2048 : 512;
   if (o.sequences == 0) o.sequences = gpu ? 256 : 32;
   o.sequences = std::min(o.sequences, o.tokens);
   if (o.pages == 0)
@@ -55,7 +55,8 @@ class Engine::Worker {
   Worker(Context& ctx, const Model& model, const EngineOptions& options)
       : model_(model),
         options_(settle(options, model)),
-        scheduler_({.tokens = options_.tokens, .sequences = options_.sequences, .pages = options_.pages}),
+        scheduler_(
+            {.tokens = options_.tokens, .sequences = options_.sequences, .pages = options_.pages, .copies = !model.device().is_cuda()}),
         stepper_(ctx, model,
                  {.tokens = options_.tokens, .sequences = options_.sequences, .pages = options_.pages, .length = options_.length}),
         thread_([this] { work(); }) {

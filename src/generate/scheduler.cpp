@@ -38,7 +38,7 @@ std::vector<Scheduler::Part> Scheduler::plan() {
 void Scheduler::put(std::vector<Part>& parts, const std::shared_ptr<Sequence>& s) {
   const std::int64_t count = std::min(s->left(), budget_);
   if (count == 0) return;
-  parts.push_back({s, s->computed, count, s->request.max_tokens > 0 && count == s->left()});
+  parts.push_back({s, s->computed, count, s->request.max_tokens > 0 && count == s->left(), std::exchange(s->begun_by, -1)});
   budget_ -= count;
   s->computed += count;
   know_pages(*s, false);
@@ -82,6 +82,7 @@ bool Scheduler::begin(const std::shared_ptr<Sequence>& s) {
   while (std::ssize(s->pages) < pages) s->pages.push_back(pool_.take());
   s->known_pages = std::ssize(shared);
   s->computed = s->known_pages * kPageTokens;
+  if (limits_.copies) begin_as_another(*s);
   s->slot = slots_.back();
   s->seen_is_fresh = true;
   slots_.pop_back();
@@ -91,11 +92,20 @@ bool Scheduler::begin(const std::shared_ptr<Sequence>& s) {
   return true;
 }
 
-// Pages that hold the sequence's first tokens already. The last token is always computed, and so is whatever has to be scored.
-std::vector<std::int32_t> Scheduler::known_beginning(const Sequence& s) const {
-  std::int64_t most = s.length() - 1;
+namespace {
+
+// How many of its tokens need not be computed where others have them: not the last, nor what has to be scored.
+std::int64_t shareable(const Sequence& s) {
+  const std::int64_t most = s.length() - 1;
   const auto& targets = s.request.targets;
-  if (s.scored < std::ssize(targets)) most = std::min<std::int64_t>(most, targets[static_cast<std::size_t>(s.scored)].behind);
+  return s.scored < std::ssize(targets) ? std::min<std::int64_t>(most, targets[static_cast<std::size_t>(s.scored)].behind) : most;
+}
+
+}  // namespace
+
+// Pages that hold the sequence's first tokens already.
+std::vector<std::int32_t> Scheduler::known_beginning(const Sequence& s) const {
+  const std::int64_t most = shareable(s);
   std::vector<std::int32_t> pages;
   std::int32_t parent = PagePool::kNone;
   for (std::int64_t at = 0; at + kPageTokens <= most; at += kPageTokens) {
@@ -104,6 +114,20 @@ std::vector<std::int32_t> Scheduler::known_beginning(const Sequence& s) const {
     pages.push_back(parent);
   }
   return pages;
+}
+
+// A sequence that runs may have some tokens more in common with this one than whole pages: those of them that it has, or will have with
+// this step, need not be computed again.
+void Scheduler::begin_as_another(Sequence& s) const {
+  const std::int64_t from = s.computed, most = std::min(shareable(s), from + kPageTokens - 1);
+  for (const auto& other : running_) {
+    const std::int64_t end = std::min({most, other->computed, std::ssize(other->tokens)});
+    if (end <= s.computed) continue;
+    const std::int64_t same = std::mismatch(s.tokens.begin(), s.tokens.begin() + end, other->tokens.begin()).first - s.tokens.begin();
+    if (same <= s.computed) continue;
+    s.computed = same;
+    s.begun_by = other->pages[static_cast<std::size_t>(from / kPageTokens)];
+  }
 }
 
 bool Scheduler::find_page(Sequence& s) {

@@ -25,6 +25,7 @@ struct Sequence {
   std::int64_t scored = 0;           // targets whose scores are here or on their way, kept when it is evicted
   std::vector<std::int32_t> pages;
   std::int64_t known_pages = 0;  // of those, from the start: in the pool's tree
+  std::int32_t begun_by = -1;    // what the next step has to copy (Part)
   std::int32_t slot = -1;        // among those that run
   bool seen_is_fresh = true;     // the slot does not know yet which tokens the sequence has
 
@@ -39,6 +40,7 @@ class Scheduler {
  public:
   struct Limits {
     std::int64_t tokens = 1, sequences = 1, pages = 1;  // tokens and sequences of a step
+    bool copies = false;                                // whether the first positions of a page can be copied
   };
   explicit Scheduler(const Limits& limits);
 
@@ -50,7 +52,8 @@ class Scheduler {
   struct Part {
     std::shared_ptr<Sequence> sequence;
     std::int64_t first = 0, count = 1;
-    bool chooses = false;  // a token behind its last one
+    bool chooses = false;        // a token behind its last one
+    std::int32_t begun_by = -1;  // its page before `first` begins as this one of another sequence does, with or before this step
   };
   std::vector<Part> plan();
   // Once a step was given to the device: pages that hold what another page holds are exchanged for that one.
@@ -75,6 +78,7 @@ class Scheduler {
   void put(std::vector<Part>& parts, const std::shared_ptr<Sequence>& sequence);
   bool find_page(Sequence& sequence);
   std::vector<std::int32_t> known_beginning(const Sequence& sequence) const;
+  void begin_as_another(Sequence& sequence) const;
   void know_pages(Sequence& sequence, bool exchange);
   void release(Sequence& sequence);
   void evict_youngest();

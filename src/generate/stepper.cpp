@@ -134,7 +134,8 @@ void Stepper::give(const std::vector<Scheduler::Part>& plan) {
     std::span<const std::int32_t> ids(s.tokens.data() + part.first, static_cast<std::size_t>(part.count));
     if (s.flying > 0) fed[pieces.size()] = -1 - s.feed, ids = {&fed[pieces.size()], 1};
     const std::span<const Target> follow = targets_of(part);
-    pieces.push_back({.tokens = ids, .past = part.first, .pages = s.pages, .logits = part.chooses, .targets = follow});
+    pieces.push_back(
+        {.tokens = ids, .past = part.first, .pages = s.pages, .begun_by = part.begun_by, .logits = part.chooses, .targets = follow});
     step.parts.push_back({.sequence = part.sequence,
                           .row = part.chooses ? row++ : -1,
                           .targets = follow,

@@ -98,10 +98,14 @@ DecodePass::Inputs DecodePass::put(std::span<const Piece> pieces) {
                *scored = wanted + in.logits, *table = wanted + head_rows;
   const std::int64_t count = table - host + std::ssize(pieces) * table_width_;
   where_.clear();
+  copies_.clear();
   std::int32_t row = 0;
   for (std::size_t i = 0; i < pieces.size(); ++i, table += table_width_) {
     const Piece& p = pieces[i];
     where_.push_back({.row = row, .rows = std::ssize(p.tokens), .past = p.past, .sequence = static_cast<std::int64_t>(i)});
+    if (p.begun_by >= 0)
+      copies_.push_back(
+          {.from = p.begun_by, .to = p.pages[static_cast<std::size_t>(p.past / kPageTokens)], .positions = p.past % kPageTokens});
     tokens = std::copy(p.tokens.begin(), p.tokens.end(), tokens);
     for (const Target& t : p.targets) {
       *targets++ = t.id;
@@ -131,6 +135,7 @@ DecodePass::Inputs DecodePass::put(std::span<const Piece> pieces) {
   in.wanted = ints(1, head_rows);
   in.at.table = ints(std::ssize(pieces), table_width_);
   in.at.pieces = where_;
+  in.at.copies = copies_;
   constexpr std::int64_t kShort = 1024;  // up to here the work is laid out alike: one recording serves all
   in.at.longest = std::max(kShort, static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(longest))));
   return in;

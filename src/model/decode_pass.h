@@ -31,6 +31,7 @@ class DecodePass {
     std::span<const std::int32_t> tokens;  // at least one; −1−i stands for feed[i], known to the device alone
     std::int64_t past = 0;
     std::span<const std::int32_t> pages;   // of the sequence from its start; enough for past + tokens
+    std::int32_t begun_by = -1;            // on a CPU: the page that holds, or gets in this call, what its own holds of the past
     bool logits = true;                    // of its last token are wanted
     std::span<const Target> targets = {};  // to be scored behind these tokens, in their order; places are the sequence's
   };
@@ -60,6 +61,7 @@ class DecodePass {
   OwnedTensor rope_;
   Mirror input_;  // everything that a call brings
   std::vector<PagedPiece> where_;
+  std::vector<PageCopy> copies_;
   OwnedTensor rows_, logits_, losses_, greedy_;
   std::optional<FewRowsPass> few_rows_;  // where its kernels are made for the model
   GraphCache graphs_;

@@ -129,6 +129,37 @@ TEST(Scheduler, BeginningsAreSharedEvenWithinAStep) {
   EXPECT_EQ(scheduler.pool().used(), 3 + 1 + 2);
 }
 
+// Beyond whole pages, from a sequence that runs: as far as it is computed and the tokens agree, and never what has to be scored.
+TEST(Scheduler, APageIsBegunAsAnotherOne) {
+  Scheduler scheduler({.tokens = 90, .sequences = 8, .pages = 20, .copies = true});
+  Ids other = counting(70);
+  other[45] = 9;
+  Request scored{.prompt = counting(70), .max_tokens = 0};
+  scored.targets = {{40, 3}};
+  const auto a = sequence(counting(70), 9), b = sequence(other, 9), d = sequence(counting(80), 9), e = sequence(counting(80, 500), 9);
+  const auto c = std::make_shared<Sequence>(scored, std::make_shared<AnswerState>());
+  scheduler.add(a);
+  scheduler.add(b);
+  auto plan = step(scheduler);
+  ASSERT_EQ(plan.size(), 2u);
+  EXPECT_EQ(plan[0].begun_by, -1);
+  EXPECT_EQ(plan[1].first, 45);
+  EXPECT_EQ(plan[1].count, 20);  // what the budget leaves
+  EXPECT_EQ(plan[1].begun_by, a->pages[1]);
+  EXPECT_NE(b->pages[1], a->pages[1]);
+  for (const auto& s : {c, d, e}) scheduler.add(s);
+  plan = step(scheduler);
+  ASSERT_EQ(plan.size(), 5u);
+  EXPECT_EQ(plan[1].sequence, b);
+  EXPECT_EQ(plan[1].begun_by, -1);  // it has it by now
+  EXPECT_EQ(plan[2].first, 40);
+  EXPECT_EQ(plan[2].begun_by, a->pages[1]);
+  EXPECT_EQ(plan[3].first, 70);
+  EXPECT_EQ(plan[3].begun_by, a->pages[2]);
+  EXPECT_EQ(plan[4].first, 0);
+  EXPECT_EQ(plan[4].begun_by, -1);
+}
+
 // A prompt of full pages that is known to its end: its last token is computed all the same, and the page goes back for the known one.
 TEST(Scheduler, ThePageOfTheLastTokenIsExchanged) {
   Scheduler scheduler({.tokens = 300, .sequences = 8, .pages = 20});

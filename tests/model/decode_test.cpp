@@ -195,6 +195,37 @@ TEST(Decoding, ABeginningIsShared) {
   }
 }
 
+// A page takes over what another holds of the same tokens, or gets in the same call, and a third one from it.
+TEST(Decoding, APageIsBegunAsAnotherOne) {
+  Context& ctx = test::context_on(Device::cpu());
+  const auto m = make_model(ctx, small_config("bhyt", 2));
+  const Ids a = draw_ids(45, 1);
+  Ids b = a, c = a;
+  b[40] = (a[40] + 1) % 23, c[38] = (a[38] + 1) % 23;
+  const std::vector<std::int32_t> pages_a{2, 0}, pages_b{2, 1}, pages_c{2, 3};
+  const auto last = [&](const Ids& ids, std::span<const std::int32_t> pages) {
+    KvPages memory(ctx, *m, 4);
+    DecodePass pass(ctx, *m, memory, {.tokens = 64, .sequences = 1, .length = 64});
+    const DecodePass::Piece whole{.tokens = ids, .past = 0, .pages = pages};
+    return on_host(ctx, pass.run({&whole, 1}).logits);
+  };
+  std::vector<float> expected = last(a, pages_a);
+  for (const float x : last(b, pages_b)) expected.push_back(x);
+  for (const float x : last(c, pages_c)) expected.push_back(x);
+  for (const std::size_t before :
+       {std::size_t{0}, std::size_t{36}, std::size_t{44}}) {  // tokens of the first that an earlier call computes
+    KvPages memory(ctx, *m, 4);
+    DecodePass pass(ctx, *m, memory, {.tokens = 64, .sequences = 3, .length = 64});
+    const DecodePass::Piece start{.tokens = {a.data(), before}, .past = 0, .pages = pages_a, .logits = false};
+    if (before > 0) pass.run({&start, 1});
+    const std::vector<DecodePass::Piece> all{
+        {.tokens = std::span(a).subspan(before), .past = static_cast<std::int64_t>(before), .pages = pages_a},
+        {.tokens = {b.data() + 40, 5}, .past = 40, .pages = pages_b, .begun_by = 0},
+        {.tokens = {c.data() + 38, 7}, .past = 38, .pages = pages_c, .begun_by = 1}};
+    EXPECT_EQ(on_host(ctx, pass.run(all).logits), expected) << before;
+  }
+}
+
 // Scores of some tokens beside logits of others, and tokens that only the device knows.
 TEST(Decoding, ScoresWhatIsAskedFor) {
   for (Context& ctx : test::contexts()) {

@@ -49,6 +49,47 @@ TEST(GemmByRow, ARowHasItsBitsWhateverComesWithIt) {
       check_bits(drawn(type, 270, depth, 1), drawn(type, 141, depth, 2), depth == 64 ? DType::f32 : type);
 }
 
+// Every number of rows up to some tiles, with outputs and depths that fill none: the bits of single rows, which are right.
+TEST(GemmByRow, EveryNumberOfRowsEqualsSingleOnes) {
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const std::int64_t depth : {1, 15, 16, 49, 2048, 2065}) {
+      const std::int64_t outs = depth < 50 ? 37 : 25, most = depth < 50 ? 130 : 34;
+      const OwnedTensor x = drawn(type, most, depth, 1), w = drawn(type, outs, depth, 2), whole(on_cpu(), DType::f32, {most, outs});
+      gemm(on_cpu(), x, w, whole, {.trans_b = true});
+      std::vector<char> single;
+      for (std::int64_t i = 0; i < most; ++i)
+        for (const char byte : product(x, w, DType::f32, i, 1, 1)) single.push_back(byte);
+      const auto right = to_doubles(on_cpu(), whole);
+      for (std::size_t i = 0; i < right.size(); ++i) {
+        float got;
+        std::memcpy(&got, single.data() + i * sizeof got, sizeof got);
+        ASSERT_NEAR(got, right[i], 1e-5 * std::sqrt(static_cast<double>(depth))) << i << ", depth " << depth;
+      }
+      for (std::int64_t n = 1; n <= most; ++n) {
+        const std::vector<char> some = product(x, w, DType::f32, 0, n, 2);
+        ASSERT_EQ(std::memcmp(some.data(), single.data(), some.size()), 0) << fmt::format("{} rows, depth {}", n, depth);
+      }
+    }
+}
+
+// Rows of w and of the result that lie apart, and results that are added to: whether at once or by way of sums.
+TEST(GemmByRow, AddsToManyRowsWhatItAddsToOne) {
+  for (const std::int64_t depth : {64, 70, 2080})
+    for (const DType result : {DType::f32, DType::bf16}) {
+      const OwnedTensor x = drawn(DType::f32, 40, depth, 1), w = drawn(DType::f32, 31, depth + 3, 2), start = drawn(result, 40, 50, 3),
+                        one(on_cpu(), result, {40, 50}), all(on_cpu(), result, {40, 50});
+      const Tensor part = w.t.col_slice(0, depth);
+      copy(on_cpu(), start, one);
+      copy(on_cpu(), start, all);
+      for (std::int64_t i = 0; i < 40; ++i)
+        gemm(on_cpu(), x.t.row_slice(i, 1), part, one.t.row_slice(i, 1).col_slice(7, 31),
+             {.trans_b = true, .accumulate = true, .by_row = true});
+      gemm(on_cpu(), x, part, all.t.col_slice(7, 31), {.trans_b = true, .accumulate = true, .by_row = true});
+      EXPECT_EQ(to_doubles(on_cpu(), all), to_doubles(on_cpu(), one)) << depth;
+      EXPECT_NE(to_doubles(on_cpu(), all), to_doubles(on_cpu(), start)) << depth;
+    }
+}
+
 // Plain loops stand in for a matrix unit.
 TEST(GemmByRow, OnAMatrixUnitToo) {
   for (const std::int64_t depth : {1, 31, 64, 203, 2500}) {

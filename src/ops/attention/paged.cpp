@@ -1,6 +1,8 @@
 // Checks and dispatch of attention over pages.
 #include "ops/attention/paged.h"
 
+#include <algorithm>
+
 #include "core/check.h"
 #include "ops/rope/rope.h"
 
@@ -26,6 +28,11 @@ void check_rows(const char* op, const Tensor& x, const Tensor& pages, const Page
     row += p.rows;
   }
   check(row == x.rows(), "[{}] expected pieces of {} rows in all, got {}", op, x.rows(), row);
+  check(at.copies.empty() || !x.device.is_cuda(), "[{}] expected no copies of pages on a GPU, got {}", op, at.copies.size());
+  for (const PageCopy& c : at.copies)
+    check(c.from >= 0 && c.to >= 0 && std::max(c.from, c.to) < pages.rows() / kPageTokens && c.positions <= kPageTokens,
+          "[{}] expected a copy of up to {} positions within {} pages, got {} from page {} to {}", op, kPageTokens,
+          pages.rows() / kPageTokens, c.positions, c.from, c.to);
 }
 
 }  // namespace

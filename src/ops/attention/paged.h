@@ -17,12 +17,19 @@ struct PagedPiece {
   std::int64_t sequence = 0;       // row of the table
 };
 
+// The first `positions` of a page are to be those of another one too, which holds them or gets them in the same call.
+struct PageCopy {
+  std::int32_t from = 0, to = 0;
+  std::int64_t positions = 0;
+};
+
 // Where the rows of a call stand. Row i sees the positions 0…positions[i] of its sequence; position p lies in row
 // table[sequences[i]][p / kPageTokens] · kPageTokens + p % kPageTokens of the pages.
 struct PagedRows {
   Tensor positions, sequences;         // int32 [N]
   Tensor table;                        // int32 [S, P]
   std::span<const PagedPiece> pieces;  // the same by piece, on the host
+  std::span<const PageCopy> copies;    // on the host, one after the other behind what is written; on a CPU only
   std::int64_t longest = 0;            // work is laid out for sequences at least this long: a recorded call may be replayed for longer ones
 };
 
@@ -30,7 +37,7 @@ struct PagedRows {
 void rope_to_pages(Context& ctx, const Tensor& qkv, const Tensor& rope, const Tensor& pages, const PagedRows& at,
                    const AttentionShape& shape);
 
-// Keys and values, side by side in every row of kv [N, 2·K·D], to their places.
+// Keys and values, side by side in every row of kv [N, 2·K·D], to their places, and then the copies.
 void write_pages(Context& ctx, const Tensor& kv, const Tensor& pages, const PagedRows& at);
 
 // q [N, H·D], rotated; out [N, H·D]. shape.batch and shape.seq are not read. On the CPU a row's result has the same bits whatever rows

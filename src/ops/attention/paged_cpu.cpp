@@ -132,6 +132,9 @@ void write_pages(Context& ctx, const Tensor& kv, const Tensor& pages, const Page
       std::memcpy(pages.row_slice(page * kPageTokens + positions[i] % kPageTokens, 1).data, kv.row_slice(i, 1).data, bytes);
     }
   });
+  for (const PageCopy& c : at.copies)
+    for (std::int64_t i = 0; i < c.positions; ++i)
+      std::memcpy(pages.row_slice(c.to * kPageTokens + i, 1).data, pages.row_slice(c.from * kPageTokens + i, 1).data, bytes);
 }
 
 void attention_paged(Context& ctx, const Tensor& q, const Tensor& pages, const Tensor& out, const PagedRows& at, const AttentionShape& s) {

@@ -14,8 +14,6 @@ namespace {
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
-constexpr int kGroups = 4;  // vectors that an element is summed in
-
 // Vectors of L lanes.
 template <int L>
 struct Vector {
@@ -41,6 +39,32 @@ ALWAYS_INLINE void load(const bf16* from, typename Vector<L>::Floats& to) {
 #endif
 }
 
+// The vectors of a step.
+template <int L, class In>
+ALWAYS_INLINE void load_groups(const In* from, typename Vector<L>::Floats (&to)[kRowGroups<L>]) {
+#if defined(__aarch64__)
+  if constexpr (std::is_same_v<In, bf16>) {
+    static_assert(kRowGroups<L> == 2);
+    const uint16x8_t halves = vld1q_u16(&from->bits);
+    to[0] = vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(halves), 16));
+    to[1] = vreinterpretq_f32_u32(vshll_high_n_u16(halves, 16));
+    return;
+  }
+#endif
+#pragma GCC unroll 4
+  for (int g = 0; g < kRowGroups<L>; ++g) load<L>(from + g * L, to[g]);
+}
+
+// sum += a·b, rounded once: row_panels.h comes to the same bits.
+template <int L>
+ALWAYS_INLINE void add_product(typename Vector<L>::Floats& sum, const typename Vector<L>::Floats& a, const typename Vector<L>::Floats& b) {
+#if defined(__aarch64__)
+  sum = vfmaq_f32(sum, a, b);
+#else
+  sum += a * b;
+#endif
+}
+
 // Halves onto each other until one is left.
 template <int L>
 ALWAYS_INLINE float total(const typename Vector<L>::Floats& v) {
@@ -61,86 +85,94 @@ struct Sums {
   std::int64_t ld;
   bool first;
   template <int L>
-  ALWAYS_INLINE void put(int r, int c, const typename Vector<L>::Floats& v) const {
+  ALWAYS_INLINE void put(int r, std::int64_t c, const typename Vector<L>::Floats& v) const {
     float& sum = at[r * ld + c];
     sum = first ? total<L>(v) : sum + total<L>(v);
   }
 };
 
-// The blocks of the depth: whole ones, a shorter one of whole steps, and what is left. (No lambda over them: it would be compiled for the
-// plainest processor, whatever the function around it is compiled for.)
-template <int L>
-struct DepthBlock {
-  std::int64_t depth, at = 0;
-  static constexpr std::int64_t kStep = kGroups * L;
-  ALWAYS_INLINE bool there() const { return at < depth; }
-  ALWAYS_INLINE bool whole() const { return depth - at >= kStep; }  // else it has to be padded to kStep
-  ALWAYS_INLINE std::int64_t size() const { return whole() ? std::min(kDepth, (depth - at) / kStep * kStep) : depth - at; }
-  ALWAYS_INLINE std::int64_t width() const { return whole() ? size() : kStep; }
-};
-
 // A row that is shorter than a step, with zeros behind it.
 template <int L, class W>
 ALWAYS_INLINE const float* padded(const W* row, std::int64_t n, float* out) {
-  for (std::int64_t i = 0; i < kGroups * L; ++i) out[i] = i < n ? to_float(row[i]) : 0.0f;
+  for (std::int64_t i = 0; i < kRowGroups<L> * L; ++i) out[i] = i < n ? to_float(row[i]) : 0.0f;
   return out;
 }
 
-// Few rows, bound by reading w: one row of it at a time, from end to end, as memory gives it quickest.
-template <int L, int R, class W>
-ALWAYS_INLINE void few(std::int64_t k, const float* x, std::int64_t ldx, const W* w, const Sums& sums) {
-  typename Vector<L>::Floats acc[R][kGroups] = {};
-  for (std::int64_t p = 0; p < k; p += kGroups * L)
+// Few rows, bound by reading w: a row of it at a time, from end to end, as memory gives it quickest; where one has too few sums to keep the
+// processor busy two, that lie far apart, so that both are read on and on.
+template <int L>
+constexpr int kFewOuts = 4 / kRowGroups<L>;
+
+// C rows of w, `apart` from each other, whose sums are `outs` apart.
+template <int L, int R, int C, class W>
+ALWAYS_INLINE void few(std::int64_t k, const float* x, std::int64_t ldx, const W* w, std::int64_t apart, const Sums& sums,
+                       std::int64_t outs) {
+  typename Vector<L>::Floats acc[R][C][kRowGroups<L>] = {};
+  for (std::int64_t p = 0; p < k; p += kRowGroups<L> * L) {
+    typename Vector<L>::Floats a, b[C][kRowGroups<L>];
+#pragma GCC unroll 2
+    for (int c = 0; c < C; ++c) load_groups<L>(w + c * apart + p, b[c]);
 #pragma GCC unroll 4
-    for (int g = 0; g < kGroups; ++g) {
-      typename Vector<L>::Floats a, b;
-      load<L>(w + p + g * L, b);
+    for (int g = 0; g < kRowGroups<L>; ++g)
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
         load<L>(x + r * ldx + p + g * L, a);
-        acc[r][g] += a * b;
+#pragma GCC unroll 2
+        for (int c = 0; c < C; ++c) add_product<L>(acc[r][c][g], a, b[c][g]);
       }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < C; ++c) {
+      typename Vector<L>::Floats sum = acc[r][c][0];
+#pragma GCC unroll 4
+      for (int g = 1; g < kRowGroups<L>; ++g) sum += acc[r][c][g];
+      sums.put<L>(r, c * outs, sum);
     }
-  for (int r = 0; r < R; ++r) {
-    const typename Vector<L>::Floats sum = acc[r][0] + acc[r][1] + acc[r][2] + acc[r][3];
-    sums.put<L>(r, 0, sum);
+}
+
+// All blocks of the depth of C rows of w, from row `out` on, `outs` apart.
+template <int L, int R, int C, class W>
+ALWAYS_INLINE void few_outs(const RowTask<W>& t, std::int64_t out, std::int64_t outs) {
+  for (DepthBlock<L> b{t.depth}; b.there(); b.at += b.size()) {
+    const W* const w = t.w + out * t.ldw + b.at;
+    const Sums sums{t.sums + out, t.ldsums, b.at == 0};
+    if (b.whole()) {
+      few<L, R, C>(b.size(), t.x + b.at, t.ldx, w, outs * t.ldw, sums, outs);
+      continue;
+    }
+    for (int c = 0; c < C; ++c) padded<L>(w + c * outs * t.ldw, b.size(), t.panel + c * b.kStep);
+    few<L, R, C>(b.width(), t.x + b.at, t.ldx, t.panel, b.kStep, sums, outs);
   }
 }
 
-template <int L, class W>
-ALWAYS_INLINE void few_rows(std::int64_t rows, std::int64_t k, const float* x, std::int64_t ldx, const W* w, const Sums& sums) {
-  static_assert(kManyRows == 4);
-  if (rows == 3)
-    few<L, 3>(k, x, ldx, w, sums);
-  else if (rows == 2)
-    few<L, 2>(k, x, ldx, w, sums);
-  else
-    few<L, 1>(k, x, ldx, w, sums);
+template <int L, int R, class W>
+ALWAYS_INLINE void task_of_few(const RowTask<W>& t) {
+  const std::int64_t share = t.outs / kFewOuts<L>;
+  for (std::int64_t out = 0; out < share; ++out) few_outs<L, R, kFewOuts<L>>(t, out, share);
+  for (std::int64_t out = share * kFewOuts<L>; out < t.outs; ++out) few_outs<L, R, 1>(t, out, 1);
 }
 
 template <int L, class W>
 ALWAYS_INLINE void task_of_few(const RowTask<W>& t) {
-  for (std::int64_t out = 0; out < t.outs; ++out)
-    for (DepthBlock<L> b{t.depth}; b.there(); b.at += b.size()) {
-      const W* const w = t.w + out * t.ldw + b.at;
-      const Sums sums{t.sums + out, t.ldsums, b.at == 0};
-      if (b.whole())
-        few_rows<L>(t.rows, b.size(), t.x + b.at, t.ldx, w, sums);
-      else
-        few_rows<L>(t.rows, b.width(), t.x + b.at, t.ldx, padded<L>(w, b.size(), t.panel), sums);
-    }
+  static_assert(kManyRows == 4);
+  if (t.rows == 3)
+    task_of_few<L, 3>(t);
+  else if (t.rows == 2)
+    task_of_few<L, 2>(t);
+  else
+    task_of_few<L, 1>(t);
 }
 
 // The vectors of a block that belong to one sum, side by side.
 template <int L, class In>
 ALWAYS_INLINE void part_groups(const In* in, std::int64_t size, float* out) {
-  const std::int64_t group = size / kGroups;
-  for (std::int64_t p = 0; p < size; p += kGroups * L)
+  const std::int64_t group = size / kRowGroups<L>;
+  for (std::int64_t p = 0; p < size; p += kRowGroups<L> * L)
 #pragma GCC unroll 4
-    for (int g = 0; g < kGroups; ++g) {
+    for (int g = 0; g < kRowGroups<L>; ++g) {
       typename Vector<L>::Floats v;
       load<L>(in + p + g * L, v);
-      memcpy(out + g * group + p / kGroups, &v, sizeof v);
+      memcpy(out + g * group + p / kRowGroups<L>, &v, sizeof v);
     }
 }
 
@@ -157,8 +189,8 @@ ALWAYS_INLINE void part_block(const In* row, const DepthBlock<L>& b, float* out)
 template <int L, int R, int C>
 ALWAYS_INLINE void tile(std::int64_t k, const float* x, std::int64_t ldx, const float* w, const Sums& sums) {
   typename Vector<L>::Floats part[R][C];
-  const std::int64_t group = k / kGroups;
-  for (int g = 0; g < kGroups; ++g) {
+  const std::int64_t group = k / kRowGroups<L>;
+  for (int g = 0; g < kRowGroups<L>; ++g) {
     typename Vector<L>::Floats acc[R][C] = {};
     for (std::int64_t p = g * group; p < (g + 1) * group; p += L) {
       typename Vector<L>::Floats a[R], b;
@@ -168,7 +200,7 @@ ALWAYS_INLINE void tile(std::int64_t k, const float* x, std::int64_t ldx, const 
       for (int c = 0; c < C; ++c) {
         load<L>(w + c * k + p, b);
 #pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) acc[r][c] += a[r] * b;
+        for (int r = 0; r < R; ++r) add_product<L>(acc[r][c], a[r], b);
       }
     }
     for (int r = 0; r < R; ++r)
@@ -228,10 +260,6 @@ int widest() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) return 16;
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 8 : 4;
 }
-int lanes() {
-  static const int count = widest();
-  return count;
-}
 template <class W>
 FOR_AVX512 void task_avx512(const RowTask<W>& t) {
   task<16, 4>(t);
@@ -253,8 +281,8 @@ FOR_AVX2 void pack_avx2(const In* x, std::int64_t depth, bool many, float* out) 
 template <class W>
 void any_task(const RowTask<W>& t) {
 #if defined(__x86_64__)
-  if (lanes() == 16) return task_avx512(t);
-  if (lanes() == 8) return task_avx2(t);
+  if (row_lanes() == 16) return task_avx512(t);
+  if (row_lanes() == 8) return task_avx2(t);
 #endif
   task<4, 4>(t);
 }
@@ -262,13 +290,22 @@ void any_task(const RowTask<W>& t) {
 template <class In>
 void any_pack(const In* x, std::int64_t depth, bool many, float* out) {
 #if defined(__x86_64__)
-  if (lanes() == 16) return pack_avx512(x, depth, many, out);
-  if (lanes() == 8) return pack_avx2(x, depth, many, out);
+  if (row_lanes() == 16) return pack_avx512(x, depth, many, out);
+  if (row_lanes() == 8) return pack_avx2(x, depth, many, out);
 #endif
   pack<4>(x, depth, many, out);
 }
 
 }  // namespace
+
+int row_lanes() {
+#if defined(__x86_64__)
+  static const int count = widest();
+  return count;
+#else
+  return 4;
+#endif
+}
 
 void pack_row(const float* x, std::int64_t depth, bool many, float* out) { any_pack(x, depth, many, out); }
 void pack_row(const bf16* x, std::int64_t depth, bool many, float* out) { any_pack(x, depth, many, out); }

@@ -1,8 +1,9 @@
 // The inner part of rows_product: some rows of x times some rows of w. Every element of the result is summed in the same order whatever
-// rows are worked on together: the depth is cut into blocks of kDepth; in a block every lane of four vectors has its own sum, for the
-// columns that are its own modulo the lanes of all four; the vectors are added one after the other, then the lanes as a tree.
+// rows are worked on together: the depth is cut into blocks of kDepth; in a block every lane of a few vectors (kRowGroups) has its own sum,
+// for the columns that are its own modulo the lanes of all; the vectors are added one after the other, then the lanes as a tree.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/dtype.h"
@@ -13,6 +14,25 @@ constexpr std::int64_t kDepth = 2048;  // columns that stay in the cache while r
 constexpr std::int64_t kPad = 64;      // rows of x are padded to multiples of it, with zeros: four vectors of any processor
 constexpr std::int64_t kManyRows = 4;  // from here on w is widened once for all rows, and both operands are laid out for that
 constexpr std::int64_t kPanelFloats = 4 * kDepth;
+// Vectors that an element is summed in. Fewer make products of many rows quicker where vectors are short (row_panels.h), more those of few.
+template <int L>
+constexpr int kRowGroups = L == 4 ? 2 : 4;
+
+int row_lanes();  // of this processor's vectors
+
+// The blocks of the depth: whole ones, a shorter one of whole steps, and what is left. (No lambda over them: it would be compiled for the
+// plainest processor, whatever the function around it is compiled for.)
+template <int L>
+struct DepthBlock {
+  std::int64_t depth, at = 0;
+  static constexpr std::int64_t kStep = kRowGroups<L> * L;
+  inline __attribute__((always_inline)) bool there() const { return at < depth; }
+  inline __attribute__((always_inline)) bool whole() const { return depth - at >= kStep; }  // else it has to be padded to kStep
+  inline __attribute__((always_inline)) std::int64_t size() const {
+    return whole() ? std::min(kDepth, (depth - at) / kStep * kStep) : depth - at;
+  }
+  inline __attribute__((always_inline)) std::int64_t width() const { return whole() ? size() : kStep; }
+};
 
 // From one packed row of x to the next. A depth is often a power of two, and rows would fall onto the same few lines of the cache.
 constexpr std::int64_t row_distance(std::int64_t depth) { return (depth + kPad - 1) / kPad * kPad + 16; }

@@ -4,6 +4,7 @@
 #include "core/threads.h"
 #include "ops/attention/tile_bf16.h"
 #include "ops/gemm/int8.h"
+#include "ops/gemm/row_panels.h"
 #include "ops/gemm/row_tiles.h"
 #include "ops/gemm/row_units.h"
 #include "ops/gemm/rows.h"
@@ -12,11 +13,11 @@ namespace bhyt::cpu {
 
 namespace {
 
-constexpr std::int64_t kAtOnce = 256;              // rows of x that are packed at a time
+constexpr std::int64_t kAtOnce = 512;              // rows of x that are packed at a time
 constexpr std::int64_t kTaskRows = 64;             // of x in a task
 constexpr std::int64_t kTaskOuts = 128;            // of w in a task, at most
 constexpr std::int64_t kTaskElements = 128 << 10;  // of w in a task: enough to be read in one go
-constexpr std::int64_t kSums = kTaskRows * kTaskOuts;
+constexpr std::int64_t kSums = std::max(kTaskRows * kTaskOuts, kAtOnce* kPanelTaskOuts);
 
 // Which rows and outputs a task is about.
 struct Part {
@@ -44,10 +45,11 @@ struct Memory {
   WorkerScratch workers;
 };
 Memory memory_for(Context& ctx, std::int64_t rows, std::int64_t depth) {
-  constexpr std::int64_t worker = kSums + std::max(kPanelFloats, kSums);
+  constexpr std::int64_t worker = kSums + std::max({kPanelFloats, kSums, panel_scratch()});
   const std::int64_t n = std::min(rows, kAtOnce), workers = ctx.threads().workers();
-  const std::int64_t floats = n * row_distance(depth) * 4, tiles = packed_size(n, depth) * 2, digits = n * (digits_distance(depth) + 4);
-  const std::int64_t packed = round_up(std::max({floats, tiles, digits}), 256);
+  const std::int64_t floats = n * row_distance(depth) * 4, panels = round_up(n, kPanelRows) / kPanelRows * panel_distance(depth) * 4,
+                     tiles = packed_size(n, depth) * 2, digits = n * (digits_distance(depth) + 4);
+  const std::int64_t packed = round_up(std::max({floats, panels, tiles, digits}), 256);
   char* const at = static_cast<char*>(ctx.scratch(static_cast<std::size_t>(packed + workers * worker * 4), Context::Use::workspace));
   return {at, {reinterpret_cast<float*>(at + packed), worker}};
 }
@@ -91,6 +93,35 @@ void by_tiles(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, b
                     .ldsums = p.outs,
                     .panel = scratch + kSums});
     put(scratch, p.outs, p, y, accumulate);
+  });
+}
+
+// Tasks have all rows: laying a part of w out for them is what costs.
+template <class In>
+void by_panels(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
+  const std::int64_t depth = x.cols(), distance = panel_distance(depth);
+  const Memory memory = memory_for(ctx, x.rows(), depth);
+  auto* const packed = static_cast<float*>(memory.packed);
+  parallel_tasks(ctx.threads(), (x.rows() + kPanelRows - 1) / kPanelRows, [&](std::int64_t t) {
+    const std::int64_t row = t * kPanelRows;
+    pack_panel(x.as<In>() + row * x.ld, x.ld, std::min(kPanelRows, x.rows() - row), depth, packed + t * distance);
+  });
+  const bool direct = y.dtype == DType::f32 && in_one_block(depth);
+  parallel_tasks(ctx.threads(), (w.rows() + kPanelTaskOuts - 1) / kPanelTaskOuts, [&](std::int64_t t, int worker) {
+    const std::int64_t out = t * kPanelTaskOuts;
+    const Part p{0, x.rows(), out, std::min(kPanelTaskOuts, w.rows() - out)};
+    float* const scratch = memory.workers.of(worker);
+    run(PanelTask<In>{.rows = p.rows,
+                      .outs = p.outs,
+                      .depth = depth,
+                      .x = packed,
+                      .w = w.as<In>() + out * w.ld,
+                      .ldw = w.ld,
+                      .sums = direct ? y.as<float>() + out : scratch,
+                      .ldsums = direct ? y.ld : p.outs,
+                      .add = direct && accumulate,
+                      .scratch = scratch + kSums});
+    if (!direct) put(scratch, p.outs, p, y, accumulate);
   });
 }
 
@@ -146,12 +177,12 @@ void rows_product(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& 
     const Tensor some = x.row_slice(first, n), to = y.row_slice(first, n);
     if (w.dtype == DType::i8)
       by_int8(ctx, some, w, to, accumulate);
-    else if (w.dtype == DType::f32)
-      by_tiles<float>(ctx, some, w, to, accumulate);
-    else if (use_bf16_tiles())
+    else if (w.dtype == DType::bf16 && use_bf16_tiles())
       by_units(ctx, some, w, to, accumulate);
     else
-      by_tiles<bf16>(ctx, some, w, to, accumulate);
+      dispatch_float(w.dtype, [&]<class In>(In) {
+        use_panels(n) ? by_panels<In>(ctx, some, w, to, accumulate) : by_tiles<In>(ctx, some, w, to, accumulate);
+      });
   }
 }
 
