@@ -46,14 +46,16 @@ class Meeting {
   void wait_for_all(double timeout) {
     std::unique_lock lock(mutex_);
     const std::uint64_t turn = turn_;
+    if (lost_) throw Error("a rank did not answer");
     if (++here_ == offered_.size()) {
       here_ = 0;
       ++turn_;
       changed_.notify_all();
       return;
     }
-    if (!changed_.wait_for(lock, std::chrono::duration<double>(timeout), [&] { return turn_ != turn; }))
-      throw Error("a rank did not answer");
+    if (changed_.wait_for(lock, std::chrono::duration<double>(timeout), [&] { return turn_ != turn; })) return;
+    lost_ = true;  // who came and went counts no more
+    throw Error("a rank did not answer");
   }
 
  private:
@@ -62,6 +64,7 @@ class Meeting {
   std::vector<Offer> offered_;
   std::size_t here_ = 0;
   std::uint64_t turn_ = 0;
+  bool lost_ = false;
 };
 
 class ThreadGroup : public parallel::Group {
