@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "core/check.h"
@@ -85,20 +87,29 @@ void scores(const Group<T>& g, const Scratch& s) {
                    .panel = s.panel});
 }
 
+// A page's values in fp32 with zeros behind the last key, and how far apart their rows are: where they lie if they are like that there.
+template <class T>
+std::pair<const float*, std::int64_t> values_of(const Group<T>& g, const Scratch& s, std::int64_t key) {
+  const T* const v = g.page(g.v, key);
+  const std::int64_t there = std::min(kPageTokens, g.keys() - key);
+  if constexpr (std::is_same_v<T, float>)
+    if (there == kPageTokens && g.d == s.ldo) return {v, g.ld};
+  for (std::int64_t k = 0; k < kPageTokens; ++k) {
+    float* const row = s.values + k * s.ldo;
+    for (std::int64_t j = 0; j < g.d; ++j) row[j] = k < there ? to_float(v[k * g.ld + j]) : 0.0f;
+    std::fill(row + g.d, row + s.ldo, 0.0f);
+  }
+  return {s.values, s.ldo};
+}
+
 // o += p · values, page by page; behind the last key are zeros.
 template <class T>
 void add_values(const Group<T>& g, const Scratch& s) {
   std::fill_n(s.one_row, kRows, 1.0f);
   for (std::int64_t key = 0; key < g.keys(); key += kPageTokens) {
-    const T* const v = g.page(g.v, key);
-    const std::int64_t there = std::min(kPageTokens, g.keys() - key);
-    for (std::int64_t k = 0; k < kPageTokens; ++k) {
-      float* const row = s.values + k * s.ldo;
-      for (std::int64_t j = 0; j < g.d; ++j) row[j] = k < there ? to_float(v[k * g.ld + j]) : 0.0f;
-      std::fill(row + g.d, row + s.ldo, 0.0f);
-    }
+    const std::pair<const float*, std::int64_t> values = values_of(g, s, key);
     for (std::int64_t i = 0; i < g.rows(); i += kRows)
-      product_add(s.ldo, kPageTokens, s.p + i * s.ldp + key, s.ldp, s.values, s.ldo, s.o + i * s.ldo, s.ldo, s.one_row);
+      product_add(s.ldo, kPageTokens, s.p + i * s.ldp + key, s.ldp, values.first, values.second, s.o + i * s.ldo, s.ldo, s.one_row);
   }
 }
 

@@ -152,7 +152,11 @@ ALWAYS_INLINE Four total(const float* parts, std::int64_t v) {
 #pragma GCC unroll 4
     for (std::int64_t g = 1; g < kRowGroups<kLanes>; ++g) lane[l] += load(parts + (g * kLanes + l) * kTileFloats + v * kLanes);
   }
+#if defined(__aarch64__)
+  return (lane[0] + lane[1]) + (lane[2] + lane[3]);
+#else
   return (lane[0] + lane[2]) + (lane[1] + lane[3]);
+#endif
 }
 
 // The totals of a tile to their place, rows × outs of them.
