@@ -176,10 +176,10 @@ TEST(Plan, TheLargestMicroBatchIsTheLargestThatFits) {
     train::RunConfig c = p.config;
     c.parallel.zero = r.zero;
     c.train.recompute = r.recompute;
-    if (r.largest > 0) EXPECT_LE(train::plan_memory(c, r.largest).device(), p.room);
-    if (r.largest < 16) EXPECT_GT(train::plan_memory(c, r.largest + 1).device(), p.room);
+    EXPECT_TRUE(r.largest == 0 || train::plan_memory(c, r.largest).device() <= p.room);
+    EXPECT_TRUE(r.largest == 16 || train::plan_memory(c, r.largest + 1).device() > p.room);
     EXPECT_EQ(r.fits(), r.largest > 0);
-    if (r.fits()) EXPECT_LE(r.micro_batch, r.largest);
+    EXPECT_TRUE(!r.fits() || r.micro_batch <= r.largest);
     EXPECT_GE(r.micro_batch * r.pieces, 16);
   }
   EXPECT_EQ(row_of(p, 2, Recompute::block).micro_batch, 16);
