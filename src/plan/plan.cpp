@@ -113,11 +113,11 @@ void choose(Plan& plan) {
   const auto quickest = [](const Row& r) { return r.fits() ? r.time.step : INFINITY; };
   const auto least = std::ranges::min_element(plan.rows, {}, [](const Row& r) { return r.missing; });
   check_usage(least->fits(),
-              "this run fits on no {} GPUs of kind {}: what takes least, parallel.zero={} train.recompute={} with {} rows a micro-batch, "
+              "this run fits on no {} GPU{} of kind {}: what takes least, parallel.zero={} train.recompute={} with {} rows a micro-batch, "
               "needs {} on each, {} more than the {} that are there for it; more GPUs, a smaller model or a smaller train.micro_batch "
               "need less",
-              plan.cluster.ranks(), plan.cluster.gpu.name, least->zero, name_of(least->recompute), least->micro_batch,
-              human_bytes(least->memory.device()), human_bytes(least->missing), human_bytes(plan.room));
+              plan.cluster.ranks(), plan.cluster.ranks() == 1 ? "" : "s", plan.cluster.gpu.name, least->zero, name_of(least->recompute),
+              least->micro_batch, human_bytes(least->memory.device()), human_bytes(least->missing), human_bytes(plan.room));
   const double best = quickest(*std::ranges::min_element(plan.rows, {}, quickest));
   double memory = INFINITY;
   for (std::size_t i = 0; i < plan.rows.size(); ++i) {
