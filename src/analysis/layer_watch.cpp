@@ -66,18 +66,19 @@ void LayerWatch::see(Context& ctx, const Seen& seen) {
   if (seen.point == Point::embedding) {
     options_.sample = next_;
     next_.advance(seen.value.rows());
-    return embedding_.add(rows_on_host(ctx, seen.value, options_.sample));
+    if (options_.counts) counted_ = options_.counts(ctx);
+    return embedding_.add(rows(ctx, seen.value));
   }
   if (seen.layer == 0) return;
   Layer& layer = layers_.at(seen.layer);
   switch (seen.point) {
     case Point::block_input:
-      x_ = rows_on_host(ctx, seen.value, options_.sample);
+      x_ = rows(ctx, seen.value);
       if (options_.whole) input_ = x_;
       break;
-    case Point::after_attention: x_ = rows_on_host(ctx, seen.value, options_.sample); break;
+    case Point::after_attention: x_ = rows(ctx, seen.value); break;
     case Point::statistic2:
-      if (layer.approximation) layer.approximation->add(numbers_on_host(ctx, seen.value, options_.sample), x_);
+      if (layer.approximation) layer.approximation->add(numbers(ctx, seen.value), x_);
       break;
     case Point::q: q_ = rows_on_host(ctx, seen.value); break;
     case Point::k: {
@@ -87,7 +88,7 @@ void LayerWatch::see(Context& ctx, const Seen& seen) {
       break;
     }
     case Point::block_output: {
-      const HostRows out = rows_on_host(ctx, seen.value, options_.sample);
+      const HostRows out = rows(ctx, seen.value);
       layer.output.add(out);
       if (options_.whole) layer.cosine.add(input_, out);
       break;
@@ -96,13 +97,28 @@ void LayerWatch::see(Context& ctx, const Seen& seen) {
   }
 }
 
+HostRows LayerWatch::rows(Context& ctx, const Tensor& x) const {
+  HostRows all = rows_on_host(ctx, x, options_.sample);
+  if (counted_.empty()) return all;
+  HostRows out{0, all.cols, {}};
+  for (std::int64_t i = 0; i < all.rows; ++i) {
+    if (!counted_.at(static_cast<std::size_t>(options_.sample.first + i * options_.sample.every))) continue;
+    const auto row = all.row(i);
+    out.values.insert(out.values.end(), row.begin(), row.end());
+    ++out.rows;
+  }
+  return out;
+}
+
+std::vector<float> LayerWatch::numbers(Context& ctx, const Tensor& x) const { return rows(ctx, x.reshape({x.size(), 1})).values; }
+
 // The scales come first; z, where it is asked for, behind them.
 void LayerWatch::see_site(Context& ctx, const Seen& seen, Layer& layer) {
   const bool second = seen.point == Point::scale2 || seen.point == Point::z2;
   const bool is_scale = seen.point == Point::scale1 || seen.point == Point::scale2;
-  if (is_scale) scales_ = numbers_on_host(ctx, seen.value, options_.sample);
+  if (is_scale) scales_ = numbers(ctx, seen.value);
   if (is_scale == options_.whole) return;
-  (second ? layer.mlp : layer.attention).add(x_, scales_, options_.whole ? rows_on_host(ctx, seen.value, options_.sample) : HostRows{});
+  (second ? layer.mlp : layer.attention).add(x_, scales_, options_.whole ? rows(ctx, seen.value) : HostRows{});
 }
 
 }  // namespace bhyt::analysis

@@ -1,6 +1,7 @@
 // The layers of a model, seen by an observer of any pass over whole sequences: what is in the stream, and what the norms do with it.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <optional>
 #include <vector>
@@ -17,6 +18,8 @@ struct WatchOptions {
   Sample sample;                     // of the tokens
   // Without: the stream, saturation and the approximation alone, which cost little beside a training step.
   bool whole = true;  // gains, similarity and attention, too
+  // Which tokens of each pass count, asked for at its beginning; empty, or an empty answer: all of them. Attention is seen as it is.
+  std::function<std::vector<bool>(Context&)> counts = {};
 };
 
 // Watches a pass while it lives.
@@ -39,10 +42,13 @@ class LayerWatch {
  private:
   void see(Context& ctx, const Seen& seen);
   void see_site(Context& ctx, const Seen& seen, Layer& layer);
+  HostRows rows(Context& ctx, const Tensor& x) const;               // of the sample, those that count
+  std::vector<float> numbers(Context& ctx, const Tensor& x) const;  // the same
 
   const Model& model_;
-  WatchOptions options_;  // its sample is that of the pass that is running
-  Sample next_;           // that of the pass behind it: micro-batches are pieces of a step
+  WatchOptions options_;       // its sample is that of the pass that is running
+  Sample next_;                // that of the pass behind it: micro-batches are pieces of a step
+  std::vector<bool> counted_;  // of the pass that is running; empty: all
   StreamStats embedding_;
   std::map<std::int64_t, Layer> layers_;
   // Of the block that is running: its input, what the site at hand sees, its scales, and q.

@@ -1,5 +1,7 @@
 #include "train/checkpointing.h"
 
+#include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "core/check.h"
@@ -15,7 +17,10 @@ namespace {
 Json state_json(const CheckpointContext& context, const Model& model, const Progress& p, bool interrupted) {
   const TrainSection& t = context.config.train;
   const double rows = static_cast<double>(p.step) * static_cast<double>(t.batch), epochs = rows / context.rows_per_epoch;
-  const std::int64_t seq = context.config.data.seq_len;
+  // Conversations are shorter than data.seq_len: what attention costs goes by their mean length.
+  const std::int64_t seq = context.config.data.chat
+                               ? std::max<std::int64_t>(1, std::llround(static_cast<double>(p.tokens) / std::max(rows, 1.0)))
+                               : context.config.data.seq_len;
   Json own = {{"version", 1}, {"progress", to_json(p)}, {"mathematics", context.mathematics}};
   if (interrupted) own["interrupt"] = true;
   return {{"best_global_step", p.best_step ? Json(p.best_step) : Json()},

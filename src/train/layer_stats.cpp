@@ -42,25 +42,50 @@ void put_by_layer(Json& out, const char* name, const analysis::LayerWatch& watch
 
 }  // namespace
 
-LayerStats::LayerStats(Context& ctx, const Model& model, Observers& observers, std::int64_t tokens, std::int64_t seq)
+LayerStats::LayerStats(Context& ctx, const Model& model, Observers& observers, std::int64_t tokens, std::int64_t seq,
+                       const Targets& targets)
     : model_(model),
+      targets_(targets),
       moments_(ctx, DType::f32, {4}),
       layers_(static_cast<std::size_t>(model.config().layers) + 1),
-      watch_(model, observers, {.sample = analysis::spread_over(std::max<std::int64_t>(tokens / kSampled, 1), seq), .whole = false}) {
+      watch_(model, observers,
+             {.sample = analysis::spread_over(std::max<std::int64_t>(tokens / kSampled, 1), seq),
+              .whole = false,
+              .counts = targets ? [this](Context& at) { return counts(at); } : std::function<std::vector<bool>(Context&)>()}) {
   subscription_ = observers.subscribe({Point::embedding, Point::block_output},
                                       [this](Context& at, const Seen& seen) { see(at, seen.layer, seen.value); });
 }
 
+// Called by the watch, which is shown a pass's embedding before see() is.
+std::vector<bool> LayerStats::counts(Context& ctx) {
+  const Tensor targets = targets_(pass_++);
+  std::vector<std::int32_t> host(static_cast<std::size_t>(targets.size()));
+  to_host(ctx, targets, host.data());
+  std::vector<bool> out(host.size());
+  text_.clear();
+  for (std::size_t i = 0; i < host.size(); ++i) {
+    out[i] = host[i] != kFilling;
+    if (!out[i]) continue;
+    if (i == 0 || !out[i - 1]) text_.push_back({static_cast<std::int64_t>(i), 0});
+    ++text_.back().count;
+  }
+  return out;
+}
+
 void LayerStats::see(Context& ctx, std::int64_t layer, const Tensor& x) {
-  row_moments(ctx, x, moments_);
-  std::array<float, 4> m{};
-  to_host(ctx, moments_, m.data());
   Sums& s = layers_.at(static_cast<std::size_t>(layer));
-  const auto n = static_cast<double>(x.rows());
-  s.tokens += n;
-  s.norm += n * static_cast<double>(m[0]);
-  s.abs += n * static_cast<double>(m[1]);
-  s.variance += n * static_cast<double>(m[2]);
+  const auto add = [&](const Tensor& some) {
+    row_moments(ctx, some, moments_);
+    std::array<float, 4> m{};
+    to_host(ctx, moments_, m.data());
+    const auto n = static_cast<double>(some.rows());
+    s.tokens += n;
+    s.norm += n * static_cast<double>(m[0]);
+    s.abs += n * static_cast<double>(m[1]);
+    s.variance += n * static_cast<double>(m[2]);
+  };
+  if (!targets_) return add(x);
+  for (const Run& run : text_) add(x.row_slice(run.first, run.count));
 }
 
 Json LayerStats::result() const {

@@ -2,6 +2,9 @@
 // their learned scalars.
 #pragma once
 
+#include <functional>
+#include <vector>
+
 #include "analysis/layer_watch.h"
 #include "core/schema.h"
 #include "model/model.h"
@@ -14,8 +17,11 @@ using schema::Json;
 // Watches a pass while it lives.
 class LayerStats {
  public:
-  // tokens: of all passes that will be seen, in rows of seq.
-  LayerStats(Context& ctx, const Model& model, Observers& observers, std::int64_t tokens, std::int64_t seq);
+  using Targets = std::function<Tensor(std::int64_t pass)>;
+
+  // tokens: of all passes that will be seen, in rows of seq. targets: each pass's, for tokens that only fill rows up (kFilling) do not
+  // count; none where there are no such tokens.
+  LayerStats(Context& ctx, const Model& model, Observers& observers, std::int64_t tokens, std::int64_t seq, const Targets& targets = {});
   LayerStats(const LayerStats&) = delete;
   LayerStats& operator=(const LayerStats&) = delete;
 
@@ -29,8 +35,15 @@ class LayerStats {
   struct Sums {
     double tokens = 0, norm = 0, abs = 0, variance = 0;
   };
+  struct Run {
+    std::int64_t first, count;
+  };
+  std::vector<bool> counts(Context& ctx);
   void see(Context& ctx, std::int64_t layer, const Tensor& x);
   const Model& model_;
+  Targets targets_;
+  std::int64_t pass_ = 0;
+  std::vector<Run> text_;  // tokens of the running pass that count, where there are others
   OwnedTensor moments_;
   std::vector<Sums> layers_;
   analysis::LayerWatch watch_;

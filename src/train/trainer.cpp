@@ -180,7 +180,10 @@ struct Trainer::Impl {
     s().uploader->advance();
     {
       std::optional<LayerStats> stats;
-      if (look && s().dir->owned()) stats.emplace(*s().ctx, *s().model, s().pass->observers, s().uploader->tokens(), s().uploader->seq());
+      LayerStats::Targets targets;
+      if (s().data.chat) targets = [this](std::int64_t piece) { return s().uploader->piece(piece).targets; };
+      if (look && s().dir->owned())
+        stats.emplace(*s().ctx, *s().model, s().pass->observers, s().uploader->tokens(), s().uploader->seq(), targets);
       if (!accumulate(step, result, stop)) return false;
       if (stats) layers = stats->result();  // before the update: of the weights that made this step's loss
     }

@@ -92,6 +92,42 @@ TEST(LayerStats, ASampleGoesOnOverPasses) {
   }
 }
 
+// By hand from the tokens that belong to a text; the second of two passes has others than the first.
+TEST(LayerStats, TokensThatFillRowsUpDoNotCount) {
+  for (Context& ctx : test::contexts()) {
+    const auto m = testing::make_model(ctx, bent_config("bhyt"));
+    const testing::Tokens tokens(ctx, testing::draw_rows(23, 3));
+    constexpr std::int64_t kTokens = 3 * testing::kSeq;
+    std::vector<std::vector<std::int32_t>> targets(2, std::vector<std::int32_t>(kTokens, 1));
+    for (std::size_t i = 3; i < testing::kSeq + 2; ++i) targets[0][i] = kFilling;  // a row's end, and the beginning of the next
+    for (std::size_t i = 2 * testing::kSeq; i < kTokens; ++i) targets[1][i] = kFilling;
+    targets[1][1] = -1;  // not scored, but text
+    std::vector<OwnedTensor> there;
+    for (const auto& t : targets) {
+      there.emplace_back(OwnedTensor(ctx, DType::i32, {3, testing::kSeq}));
+      from_host(ctx, t.data(), there.back());
+    }
+    ScorePass pass(ctx, *m, 3, testing::kSeq);
+    const LayerStats stats(ctx, *m, pass.observers, kTokens, testing::kSeq,
+                           [&](std::int64_t i) -> Tensor { return there.at(static_cast<std::size_t>(i)); });
+    std::size_t number = 0;
+    analysis::StreamStats embedding, last;
+    const auto keep = [&](Context& at, const Seen& seen) {
+      const analysis::HostRows all = analysis::rows_on_host(at, seen.value);
+      for (std::int64_t i = 0; i < all.rows; ++i)
+        if (const auto row = all.row(i); targets.at(number)[static_cast<std::size_t>(i)] != kFilling)
+          (seen.layer == 0 ? embedding : last).add({1, all.cols, {row.begin(), row.end()}});
+    };
+    const auto watching = pass.observers.subscribe({Point::embedding, Point::block_output}, keep, {0, 2});
+    for (; number < 2; ++number) pass.forward(tokens.batch);
+    const Json j = stats.result();
+    EXPECT_NEAR(j["norm"][0].get<double>(), embedding.norm(), 1e-5 * embedding.norm());
+    EXPECT_NEAR(j["norm"][2].get<double>(), last.norm(), 1e-5 * last.norm());
+    EXPECT_NEAR(j["variance"][2].get<double>(), last.variance(), 1e-5 * last.variance());
+    EXPECT_NEAR(j["kurtosis"][2].get<double>(), last.kurtosis(), 1e-5 * last.kurtosis());
+  }
+}
+
 TEST(LayerStats, AreWrittenEverySoManySteps) {
   const Folder tmp;
   train(small_run(tmp, "a") + Words{"train.steps=20", "analysis.every=7"});

@@ -213,6 +213,21 @@ TEST(FineTuning, WhatFillsRowsUpCountsInNoLoss) {
   const double little = first_step("little", "data.seq_len=48"), much = first_step("much", "data.seq_len=1000");
   EXPECT_GT(little, 0);
   EXPECT_NEAR(little, much, 1e-5 * little);
+  // Nor in what is said of the layers, nor in the work.
+  const auto layers = [&](const std::string& dir) {
+    for (const auto& line : metrics_of(t.tmp.path / dir))
+      if (line.contains("layers")) return line["layers"];
+    return nlohmann::json();
+  };
+  const auto work = [&](const std::string& dir) {
+    return Json::parse(read_text(t.tmp.path / dir / "checkpoint-1" / "trainer_state.json"))["total_flos"].get<double>();
+  };
+  for (const char* key : {"norm", "abs", "variance"}) {
+    const auto a = layers("little").at(key), b = layers("much").at(key);
+    ASSERT_EQ(a.size(), 3u);
+    for (std::size_t l = 0; l < a.size(); ++l) EXPECT_NEAR(a[l].get<double>(), b[l].get<double>(), 1e-5 * a[l].get<double>()) << key << l;
+  }
+  EXPECT_EQ(work("little"), work("much"));
   for (const auto& line : metrics_of(t.tmp.path / "plain"))
     if (line.contains("grad_norm")) {
       EXPECT_GT(std::abs(line["grad_norm"].get<double>() - little), 1e-3 * little);  // or nothing is shown
