@@ -1,0 +1,206 @@
+// Several processes by MPI, as a user starts them: the same mathematics as one, resumed with any number, and ends that lose nothing.
+#include <sys/wait.h>
+
+#include <chrono>
+#include <cmath>
+#include <thread>
+
+#include "tests/cli/training.h"
+
+namespace bhyt::test {
+namespace {
+
+bool has_mpi() {
+  return fs::exists(fs::path(BHYT_PROGRAM).parent_path() / "libbhyt_mpi.so") && std::system("mpirun --version >/dev/null 2>&1") == 0;
+}
+#define NEEDS_MPI \
+  if (!has_mpi()) GTEST_SKIP() << "no MPI: mpirun and libbhyt_mpi.so"
+
+std::string line_of(const Words& words) {
+  std::string line = quoted(BHYT_PROGRAM);
+  for (const std::string& word : words) line += " " + quoted(word);
+  return line;
+}
+
+constexpr const char* kMpirun = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 exec mpirun --oversubscribe --bind-to none ";
+
+// What mpirun is given: "-n 2 bhyt … : -n 1 bhyt …".
+Outcome mpirun(const Place& place, const std::string& what) {
+  const fs::path err = place.path / "mpirun.err";
+  const int status = std::system(fmt::format("{}{} >/dev/null 2>{}", kMpirun, what, quoted(err.string())).c_str());
+  return {.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), .out = "", .err = read_text(err)};
+}
+Outcome ranks(const Place& place, int n, const Words& words) { return mpirun(place, fmt::format("-n {} {}", n, line_of(words))); }
+
+void expect_near(const fs::path& one, const fs::path& several, double limit) {
+  const auto a = metrics_of(one), b = metrics_of(several);
+  ASSERT_EQ(a.size(), b.size());
+  int compared = 0;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    for (const char* key : {"loss", "valid_loss"}) {
+      ASSERT_EQ(a[i].contains(key), b[i].contains(key));
+      if (!a[i].contains(key)) continue;
+      ++compared;
+      EXPECT_LE(std::fabs(a[i][key].get<double>() / b[i][key].get<double>() - 1), limit) << a[i]["step"] << " " << key;
+    }
+  EXPECT_GT(compared, 5);
+}
+
+struct Shared {
+  const char* name;
+  int ranks;
+  Words words;
+};
+
+// train.batch=6 for 2, 3 and 4 ranks: whole, whole and uneven; with micro-batches of two and of different numbers of pieces.
+TEST(Parallel, RanksHaveTheLossesOfOneProcess) {
+  NEEDS_MPI;
+  const Place place;
+  const Words small = {"train.steps=16", "train.save_every=0", "norm.aux_loss=0.01", "dtype=fp32"};
+  const Shared cases[] = {
+      {"bhyt", 2, {"norm.method=bhyt"}},
+      {"uneven", 4, {"norm.method=bhyt", "train.micro_batch=1"}},
+      {"untied", 3, {"norm.method=seednorm", "model.tied=false", "train.micro_batch=2"}},
+      {"documents", 2, {"norm.method=peri", "data.attend=document", "train.batch=5"}},
+      {"alone", 3, {"norm.method=rmsnorm", "train.batch=2", "model.tied=false"}},  // a rank without rows
+      {"learned", 2, {"norm.method=dyt", "model.embedding_scale=learned"}},
+  };
+  for (const Shared& c : cases) {
+    SCOPED_TRACE(c.name);
+    const std::string one = std::string("one-") + c.name;
+    const Outcome alone = bhyt(place.run(one, small + c.words));
+    ASSERT_EQ(alone.code, 0) << alone.err;
+    for (const char* zero : {"0", "1", "2"}) {
+      SCOPED_TRACE(zero);
+      const std::string dir = fmt::format("{}-{}", c.name, zero);
+      const Outcome out =
+          ranks(place, c.ranks, place.run(dir, small + c.words + Words{std::string("parallel.zero=") + zero, "parallel.bucket=0.01"}));
+      ASSERT_EQ(out.code, 0) << out.err;
+      expect_near(place.path / one, place.path / dir, 1e-6);
+    }
+  }
+}
+
+TEST(Parallel, GradientsMayTravelInBf16) {
+  NEEDS_MPI;
+  const Place place;
+  const Words words = {"train.steps=12", "train.save_every=0", "dtype=bf16"};
+  ASSERT_EQ(bhyt(place.run("one", words)).code, 0);
+  ASSERT_EQ(ranks(place, 2, place.run("two", words + Words{"parallel.reduce=bf16"})).code, 0);
+  expect_near(place.path / "one", place.path / "two", 5e-3);
+}
+
+// Half of a run with two ranks, the rest with others: exactly what is stored goes on. With as many again the bits are those of an
+// undisturbed run.
+TEST(Parallel, ARunGoesOnWithAnotherNumberOfRanks) {
+  NEEDS_MPI;
+  for (const char* type : {"dtype=fp32", "dtype=bf16"}) {
+    SCOPED_TRACE(type);
+    const Place place;
+    const Words all = {"train.steps=18", "train.save_every=9", "train.keep=9", type};
+    ASSERT_EQ(ranks(place, 2, place.run("whole", all)).code, 0);
+    for (const int n : {1, 2, 3}) {
+      SCOPED_TRACE(n);
+      const std::string dir = fmt::format("then-{}", n);
+      fs::copy(place.path / "whole", place.path / dir, fs::copy_options::recursive);
+      fs::remove_all(place.path / dir / "checkpoint-18");
+      const Outcome out = ranks(place, n, place.run(dir, all + Words{"resume=must"}));
+      ASSERT_EQ(out.code, 0) << out.err;
+      says(out.err, "going on after step 9");
+      if (n == 2)
+        expect_same_runs(place.path / "whole", place.path / dir);
+      else
+        expect_near(place.path / "whole", place.path / dir, std::string(type) == "dtype=fp32" ? 1e-6 : 3e-3);
+      EXPECT_EQ(names_in(place.path / dir / "checkpoint-18", "optimizer").size(), static_cast<std::size_t>(n));
+    }
+  }
+}
+
+TEST(Parallel, AnotherConfigOnOneRankIsNamed) {
+  NEEDS_MPI;
+  const Place place;
+  const std::string one = line_of(place.run("run")), other = line_of(place.run("run", {"train.lr=5e-3"}));
+  const Outcome out = mpirun(place, fmt::format("-n 2 {} : -n 1 {}", one, other));
+  EXPECT_EQ(out.code, 2) << out.err;
+  says(out.err, "all ranks must have the same train.lr: rank 2 on ");
+  says(out.err, " has 0.005, rank 0 on ");
+  says(out.err, " has 0.003");
+  EXPECT_FALSE(fs::exists(place.path / "run"));
+}
+
+TEST(Parallel, OtherDataOnOneRankIsNamed) {
+  NEEDS_MPI;
+  const Place place;
+  const fs::path text = place.path / "text.txt", token = place.path / "a.tok", changed = place.path / "b.tok";
+  ASSERT_EQ(bhyt({"data", "pack", text.string(), "--tokenizer", "bytes", "--out", token.string()}).code, 0);
+  write_text(text, read_text(text) + "one more line\n");
+  ASSERT_EQ(bhyt({"data", "pack", text.string(), "--tokenizer", "bytes", "--out", changed.string()}).code, 0);
+  // Each rank sees its file under the same name.
+  const fs::path link = place.path / "data";
+  const auto rank = [&](const fs::path& file) {
+    const fs::path own = place.path / ("see-" + file.stem().string());
+    fs::create_directory(own);
+    fs::copy_file(file, own / "x.tok");
+    Words words = place.run("run", {"data.train=x.tok"});
+    std::erase_if(words, [](const std::string& w) { return w.starts_with("data.valid"); });
+    return fmt::format("-n 1 --wdir {} {}", quoted(own.string()), line_of(words));
+  };
+  const Outcome out = mpirun(place, rank(token) + " : " + rank(changed));
+  EXPECT_EQ(out.code, 2) << out.err;
+  says(out.err, "all ranks must have the same data.train (checksum of its tokens): rank 1 on ");
+}
+
+// A disk that is full for one rank: all end, and the checkpoint before is whole.
+TEST(Parallel, AFullDiskOnOneRankLosesNothing) {
+  NEEDS_MPI;
+  const Place place;
+  const Words words = place.run("run", {"train.steps=6", "train.save_every=3"});
+  ASSERT_EQ(ranks(place, 2, place.run("run", {"train.steps=3", "train.save_every=3"})).code, 0);
+  const Words more = words + Words{"resume=must", "--force"};
+  const Outcome out = mpirun(place, fmt::format("-n 1 {} : -n 1 sh -c {}", line_of(more), quoted("ulimit -f 16; exec " + line_of(more))));
+  EXPECT_EQ(out.code, 1) << out.err;
+  says(out.err, "could not save");
+  says(out.err, "rank 1 on ");
+  EXPECT_EQ(newest_checkpoint(place.path / "run"), 3);
+  EXPECT_EQ(names_in(place.path / "run", "tmp-"), Words{});
+  EXPECT_EQ(bhyt({"info", (place.path / "run").string()}).code, 0);
+  EXPECT_EQ(ranks(place, 2, more).code, 0);
+}
+
+TEST(Parallel, ARankThatDoesNotAnswerIsNamed) {
+  NEEDS_MPI;
+  const Place place;
+  const Words words = place.run("run", {"train.steps=100000", "train.eval_every=0", "train.log_every=1", "parallel.timeout=3"});
+  // The second rank stops itself once the first has written some steps.
+  const fs::path metrics = place.path / "run" / "metrics.jsonl";
+  const std::string stops =
+      fmt::format("{} & pid=$!; while ! [ $(wc -l < {} 2>/dev/null || echo 0) -gt 8 ]; do sleep 0.1; done; kill -STOP $pid; sleep 40",
+                  line_of(words), quoted(metrics.string()));
+  const auto start = std::chrono::steady_clock::now();
+  const Outcome out = mpirun(place, fmt::format("-n 1 {} : -n 1 sh -c {}", line_of(words), quoted(stops)));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
+  EXPECT_NE(out.code, 0);
+  says(out.err, "rank 1 on ");
+  says(out.err, " did not answer for 3 s (parallel.timeout)");
+  std::system("pkill -KILL -f 'parallel.timeout=3' 2>/dev/null");
+}
+
+// A process on its own needs no MPI, and one that MPI launched says what is missing.
+TEST(Parallel, OtherFileSystemsAreNoticed) {
+  NEEDS_MPI;
+  const Place place;
+  const std::string here = line_of(place.run("run"));
+  const fs::path own = place.path / "own";
+  fs::create_directory(own);
+  Words words = place.run("run");
+  for (std::string& w : words)
+    if (w.starts_with("run.dir=")) w = "run.dir=run";
+  const auto rank = [&](const fs::path& dir) { return fmt::format("-n 1 --wdir {} {}", quoted(dir.string()), line_of(words)); };
+  const Outcome out = mpirun(place, rank(place.path) + " : " + rank(own));
+  EXPECT_EQ(out.code, 1) << out.err;
+  says(out.err, "is not the one that rank 0 on ");
+  EXPECT_FALSE(fs::exists(place.path / "run"));
+}
+
+}  // namespace
+}  // namespace bhyt::test
