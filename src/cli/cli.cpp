@@ -101,6 +101,10 @@ int dispatch(std::vector<std::string> args) {
     args.emplace_back("--help");
     return find(command).main(args);
   }
+  const int ranks = parallel::launched_ranks();
+  check_usage(ranks == 1 || first == "pretrain" || first == "sft",
+              "MPI launched {} processes, and bhyt {} works in one: start it without mpirun (several are for pretrain and sft)", ranks,
+              first);
   return find(first).main(args);
 }
 

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -44,7 +45,7 @@ void* load() {
 struct State {
   std::unique_ptr<Group> group;
   bool asked = false;
-  bool all_fail = false;  // the error that ends this process ends all of them
+  std::atomic<bool> all_fail = false;  // the error that ends this process ends all of them
 };
 State& state() {
   static State s;
@@ -52,6 +53,12 @@ State& state() {
 }
 
 }  // namespace
+
+int launched_ranks() {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"})
+    if (const char* text = std::getenv(name)) return std::max(std::atoi(text), 1);
+  return 1;
+}
 
 Group* group() {
   State& s = state();

@@ -9,6 +9,9 @@
 
 namespace bhyt::parallel {
 
+// How many processes MPI launched with this one, itself among them, as far as its launcher says.
+int launched_ranks();
+
 // The group that MPI launched this process in, opened at the first call; null: it was launched on its own. Error where MPI launched it and
 // the library that talks to MPI is not there.
 Group* group();

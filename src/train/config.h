@@ -116,6 +116,7 @@ struct ParallelSection {
   parallel::Reduce reduce = parallel::Reduce::fp32;
   double timeout = 600;  // seconds
   bool share_gpu = false;
+  std::int64_t trace = 0;  // the step at which a timeline begins; 0 = none
 };
 
 // Which of how many processes this one is.

@@ -310,6 +310,8 @@ static void fields(ParallelSection& c, V& v) {
   v.choice("reduce", c.reduce, kReduce, "the type in which gradients travel between ranks");
   v.number("timeout", c.timeout, "seconds after which a rank that does not answer ends the run", {.above = 0});
   v.boolean("share_gpu", c.share_gpu, "several ranks on one GPU, through the host's memory: slow, for tests");
+  v.integer("trace", c.trace, "write a timeline of this step and the next, RUN/trace.json (Chrome's format, Perfetto reads it); 0 = none",
+            {.at_least = 0});
 }
 
 template <class V>

@@ -1,8 +1,10 @@
 #include "train/data_parallel.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/check.h"
+#include "machine/machine.h"
 #include "parallel/launch.h"
 
 namespace bhyt::train {
@@ -132,6 +134,7 @@ void DataParallel::idle(std::int64_t pieces, std::int64_t most) {
 }
 
 void DataParallel::layer_done(std::int64_t layer, bool add) {
+  note(layer > model_.config().layers ? "head and loss" : fmt::format("backward {}", layer));
   const auto& sections = model_.parameters().sections();
   for (std::size_t i = 0; i < sections.size(); ++i) {
     if (sections[i].layer != layer) continue;
@@ -148,14 +151,16 @@ void DataParallel::layer_done(std::int64_t layer, bool add) {
   // The layer before this one is made next, in the place of the one behind this one.
   if (zero_ == 2)
     for (std::size_t i = 0; i < sections.size(); ++i)
-      if (sections[i].layer == layer - 1 + kSlots && in_block(sections[i], model_.config())) collectives_->wait(reduced_[i]);
+      if (sections[i].layer == layer - 1 + kSlots && in_block(sections[i], model_.config())) wait(reduced_[i]);
 }
 
 void DataParallel::finish(const Tensor& loss_and_stop) {
   if (!several()) return;
-  for (const auto ticket : reduced_) collectives_->wait(ticket);
+  note("backward, the rest");
+  for (const auto ticket : reduced_) wait(ticket);
   if (gradients_.vectors.size() > 0) collectives_->all_reduce(gradients_.vectors, "vectors");
   collectives_->all_reduce(loss_and_stop, "loss");
+  note("sums of vectors and loss");
 }
 
 void DataParallel::norm(const Optimizer& optimizer, const Tensor& norm) {
@@ -166,6 +171,7 @@ void DataParallel::norm(const Optimizer& optimizer, const Tensor& norm) {
 }
 
 void DataParallel::publish() {
+  note("update");
   if (zero_ == 0) return;
   const auto& sections = model_.parameters().sections();
   for (std::size_t i = 0; i < sections.size(); ++i)
@@ -173,14 +179,60 @@ void DataParallel::publish() {
 }
 
 void DataParallel::needed(std::int64_t layer) {
+  note(layer == 0 ? "between steps" : fmt::format("forward {}", layer - 1));
   const auto& sections = model_.parameters().sections();
   for (std::size_t i = 0; i < sections.size(); ++i)
-    if (sections[i].layer == layer) collectives_->wait(gathered_[i]);
+    if (sections[i].layer == layer) wait(gathered_[i]);
 }
 
 void DataParallel::wait_for_weights() {
   if (!several()) return;
   for (const auto ticket : gathered_) collectives_->wait(ticket);
+}
+
+void DataParallel::note(const std::string& name) {
+  if (!tracing_) return;
+  const double now = seconds();
+  noted_.push_back({name, since_, now});
+  since_ = now;
+}
+
+void DataParallel::wait(parallel::Collectives::Ticket ticket) {
+  collectives_->wait(ticket);
+  if (!tracing_) return;
+  if (seconds() - since_ > 2e-5)
+    note("wait");
+  else
+    since_ = seconds();
+}
+
+void DataParallel::trace() {
+  if (!several()) return;
+  noted_.clear();
+  tracing_ = true;
+  since_ = seconds();
+  collectives_->trace();
+}
+
+std::string DataParallel::timeline() {
+  if (!several()) return "";
+  tracing_ = false;
+  const std::vector<parallel::Traced> talk = collectives_->traced();
+  const double begin = noted_.empty() ? 0 : noted_.front().begin;
+  Json events = Json::array();
+  const auto add = [&](const std::vector<parallel::Traced>& from, const char* row, int place) {
+    events.push_back({{"name", "thread_name"}, {"ph", "M"}, {"pid", rank_}, {"tid", place}, {"args", {{"name", row}}}});
+    for (const parallel::Traced& t : from)
+      events.push_back({{"name", t.name},
+                        {"ph", "X"},
+                        {"pid", rank_},
+                        {"tid", place},
+                        {"ts", std::round((t.begin - begin) * 1e7) / 10},
+                        {"dur", std::round((t.end - t.begin) * 1e7) / 10}});
+  };
+  add(noted_, "computing", 0);
+  add(talk, "collectives", 1);
+  return Json{{"traceEvents", events}}.dump(1) + "\n";
 }
 
 void DataParallel::add_up(std::vector<double>& values) {

@@ -50,7 +50,10 @@ class DataParallel {
   // Every rank's masters of a parameter, joined; all ranks ask for the same parameters in the same order.
   std::vector<float> master(const Optimizer& optimizer, const Parameter& p);
 
-  parallel::Collectives* collectives() { return collectives_.get(); }
+  // From here on what this rank does is written down, layer by layer; timeline() ends that and gives it in Chrome's trace format. On a GPU
+  // the times of layers are those at which they were handed over.
+  void trace();
+  std::string timeline();
 
  private:
   void lay_gradients();
@@ -69,7 +72,12 @@ class DataParallel {
   OwnedTensor squares_;        // fp64 [1]
   std::vector<float*> where_;  // of a section's gradients
   std::vector<parallel::Collectives::Ticket> reduced_, gathered_;  // the last of each section
-  bool add_ = false;                                               // of the micro-batch in work: to what the shard holds
+  // What happened since trace(): every stretch ends where the next begins.
+  void note(const std::string& name);
+  void wait(parallel::Collectives::Ticket ticket);
+  bool tracing_ = false;
+  double since_ = 0;
+  std::vector<parallel::Traced> noted_;
   std::unique_ptr<parallel::Collectives> collectives_;
 };
 

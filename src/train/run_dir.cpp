@@ -29,8 +29,8 @@ fs::path first_missing(const fs::path& path) {
 
 // What a run writes, but for what the next one may use again (tuning.json, packed data).
 bool is_history(const std::string& name) {
-  constexpr const char* kNames[] = {"resolved.yaml", "run.json",      "metrics.jsonl", "log.txt",
-                                    "report.html",   "analysis.json", kMerged,         kBest};
+  constexpr const char* kNames[] = {"resolved.yaml", "run.json",   "metrics.jsonl", "log.txt", "report.html",
+                                    "analysis.json", "trace.json", kMerged,         kBest};
   return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames) || name.starts_with("checkpoint-") ||
          name.starts_with("events.out.tfevents.");
 }

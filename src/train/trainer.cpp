@@ -177,6 +177,7 @@ struct Trainer::Impl {
     const StepResult& result = results[static_cast<std::size_t>(step % 2)];
     const bool look = step == 1 || step == train().steps || every(step, look_every());
     Json layers;
+    if (step == s().config.parallel.trace) s().parallel->trace();
     s().uploader->advance();
     {
       std::optional<LayerStats> stats;
@@ -200,6 +201,7 @@ struct Trainer::Impl {
                        step);
     update(result);
     if (every(step, refresh_interval(s().config.model.config.norm, train().steps))) refresh();
+    if (step == s().config.parallel.trace + 1 && step > 1) write_timeline();
     p.step = step;
     p.tokens += used;
     scored = tokens;
@@ -212,6 +214,12 @@ struct Trainer::Impl {
       c->scored += s().data.chat ? tokens : used;
     }
     return true;
+  }
+
+  void write_timeline() {
+    s().parallel->wait_for_weights();
+    const std::string text = s().parallel->timeline();
+    if (s().dir->owned() && !text.empty()) replace_synced(s().dir->path() / "trace.json", text);
   }
 
   void refresh() {
@@ -271,7 +279,7 @@ struct Trainer::Impl {
     std::optional<Results> results;
     try {
       results = s().tasks->run(
-          *s().model, static_cast<int>(s().config.run.threads), [&] { return stop.received() != 0; },
+          *s().model, static_cast<int>(s().config.run.threads), [&] { return !s().parallel->several() && stop.received() != 0; },
           [&](std::int64_t done) { progress.show(done, s().tasks->documents()); });
     } catch (const Error& e) {  // training is worth more than a table
       log::warning("no tasks at step {}: {}", step, e.what());
