@@ -207,7 +207,7 @@ TEST(PlanCommand, RefusesWhatCannotBe) {
   says(refused({model, "--gpus", "8", "--gpu", "h200", "--nodes", "2"}), "--nodes 2 needs --network");
   says(refused({model, "--gpus", "8", "--gpu", "h200", "--nodes", "2", "--network", "fast"}), "--network: expected the bits a second");
   says(refused({"model.d=64", "--gpus", "1", "--gpu", "h200"}), "give data.train, or model.vocab");
-  says(refused({"model.preset=llama-3b", "--gpus", "1", "--gpu", "a100-40g"}), "this run fits on no 1 GPU of kind a100-40g");
+  says(refused({"model.preset=llama-3b", "--gpus", "1", "--gpu", "a100-40g"}), "this run does not fit on 1 × a100-40g");
 }
 
 }  // namespace
