@@ -157,7 +157,8 @@ TEST(Plan, SaysWhatLimits) {
   EXPECT_EQ(pcie.limit(row_of(pcie, 2)), "PCIe");
 }
 
-// Measured on one H200 (docs/benchmarks.md), none of it what the plan's rates were taken from.
+// Measured on one H200 (docs/benchmarks.md). The plan's rates come from Llama-1B without recompute, which they must give back, and from
+// Llama-3B at twice the length; the rest is predicted.
 TEST(Plan, IsNearWhatWasMeasured) {
   const Plan three = make_plan(config_of({"model.preset=llama-3b", "train.batch=16", "data.seq_len=1024"}), h200s(1));
   EXPECT_NEAR(row_of(three, 0).tok_s / 30281, 1, 0.05);
