@@ -36,10 +36,10 @@ LaunchFlags parse_launch(const Args& args) {
   const auto dashes = std::find(args.begin(), args.end(), "--");
   LaunchFlags f;
   CLI::App app(
-      "usage: bhyt launch -n N [--restarts K] [--hosts A:8,B:8] [--mpirun PATH] -- pretrain|sft ...\n\n"
       "Trains with several processes: runs `mpirun -n N bhyt pretrain ...`, passes a signal to stop on to all ranks and waits while they\n"
       "save, and starts again from the newest checkpoint when they crash. Needs Open MPI; docs/scaling.md says more.",
       "bhyt launch");
+  app.footer("Behind -- comes what is to be launched: bhyt launch -n 8 --restarts 3 -- pretrain CONFIG.yaml");
   app.add_option("-n,--ranks", f.ranks, "processes, on all hosts together")->required()->check(between(1, 65536));
   app.add_option("--restarts", f.restarts, "times that it starts again after a crash; none while that makes no progress")
       ->check(between(0, 1000000))

@@ -131,7 +131,7 @@ void print_plan(const Plan& p) {
   fmt::print("{}: {}, {} weights, {}, {}\n", describe(p.cluster), name_of_model(c), grouped(p.parameters), c.model.config.norm.method,
              name_of(*c.run.dtype));
   fmt::print("{} × {} tokens a step, {} rows a GPU\n\n", grouped(c.train.batch), grouped(c.data.seq_len), train::rows_of_a_rank(c));
-  fmt::print("{:32} | {:65} | {}\n", "", "memory of a GPU, GiB", "a step");
+  fmt::print("{:28} | {:65} | {}\n", "", "memory of a GPU, GiB", "a step");
   fmt::print("{:>4}  {:<9} {:>5} {:>6} | {:>7} {:>9} {:>9} {:>11} {:>9} {:>7} {:>7} | {:>7} {:>8} {:>6} {:>9} {:>7}\n", "zero", "recompute",
              "micro", "pieces", "weights", "gradients", "optimizer", "activations", "workspace", "batches", "sum", "sent GB", "ms",
              "idle %", "tok/s", "limit");

@@ -53,9 +53,9 @@ void take_measured(Plan& plan) {
 }
 
 // Seconds of a micro-batch's passes, for the timeline.
-void set_passes(Work& work, const RunConfig& c, std::int64_t micro_batch, double flops_per_second) {
+void set_passes(Work& work, const RunConfig& c, double flops_per_second) {
   const TrainingFlops flops = training_flops(c.model.config, c.data.seq_len, c.lora.config);
-  const double tokens = number(micro_batch * c.data.seq_len);
+  const double tokens = number(train::rows_of_a_rank(c) * c.data.seq_len) / number(work.pieces);  // the last one may have fewer
   const double block = tokens * flops.token / number(work.layers) / flops_per_second;
   const double forward = c.lora.config.active() ? 1.0 / 2 : 1.0 / 3;  // of frozen weights there is no gradient
   work.forward = forward * block;
@@ -75,7 +75,7 @@ Work work_of(const Plan& plan, const RunConfig& c, const Row& row) {
     work.sections.push_back(
         {.layer = s.layer, .gradients = gradient * number(s.size), .weights = static_cast<double>(size_of(*c.run.dtype)) * number(s.size)});
   work.vectors = sizeof(float) * number(layout.vectors_size());
-  set_passes(work, c, row.micro_batch, plan.share * plan.cluster.gpu.flops);
+  set_passes(work, c, plan.share * plan.cluster.gpu.flops);
   work.optimizer = update_seconds(Shard(layout, 0, row.zero > 0 ? c.ranks.size : 1).size(), plan.cluster.gpu);
   return work;
 }
@@ -113,11 +113,11 @@ void choose(Plan& plan) {
   const auto quickest = [](const Row& r) { return r.fits() ? r.time.step : INFINITY; };
   const auto least = std::ranges::min_element(plan.rows, {}, [](const Row& r) { return r.missing; });
   check_usage(least->fits(),
-              "this run fits on no {} GPU{} of kind {}: what takes least, parallel.zero={} train.recompute={} with {} rows a micro-batch, "
+              "this run does not fit on {} × {}: what takes least, parallel.zero={} train.recompute={} with {} rows a micro-batch, "
               "needs {} on each, {} more than the {} that are there for it; more GPUs, a smaller model or a smaller train.micro_batch "
               "need less",
-              plan.cluster.ranks(), plan.cluster.ranks() == 1 ? "" : "s", plan.cluster.gpu.name, least->zero, name_of(least->recompute),
-              least->micro_batch, human_bytes(least->memory.device()), human_bytes(least->missing), human_bytes(plan.room));
+              plan.cluster.ranks(), plan.cluster.gpu.name, least->zero, name_of(least->recompute), least->micro_batch,
+              human_bytes(least->memory.device()), human_bytes(least->missing), human_bytes(plan.room));
   const double best = quickest(*std::ranges::min_element(plan.rows, {}, quickest));
   double memory = INFINITY;
   for (std::size_t i = 0; i < plan.rows.size(); ++i) {

@@ -2,6 +2,7 @@
 // train/data_parallel.h has them wait for each other.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -39,10 +40,10 @@ struct Work {
 };
 
 struct StepTime {
-  double step = 0, compute = 0;                      // seconds
-  double communication = 0;                          // seconds that the wire is busy, most of them beside computing
-  double sent = 0;                                   // bytes that a rank sends
-  double exposed() const { return step - compute; }  // seconds that nothing is computed
+  double step = 0, compute = 0;                                     // seconds
+  double communication = 0;                                         // seconds that the wire is busy, most of them beside computing
+  double sent = 0;                                                  // bytes that a rank sends
+  double exposed() const { return std::max(step - compute, 0.0); }  // seconds that nothing is computed
 };
 StepTime time_step(const Work& work, const Ring& ring);
 

@@ -12,7 +12,7 @@ struct FakeMpirun {
   fs::path run = place.path / "run", script = place.path / "mpirun", said = place.path / "said";
 
   explicit FakeMpirun(const std::string& plays) {
-    write_text(script, fmt::format("#!/bin/sh\nrun={}\necho \"$@\" >> {}\nn=$(wc -l < {})\n{}\n", run.string(), said.string(),
+    write_text(script, fmt::format("#!/bin/sh\nrun={}\nprintf '%s\\n' \"$*\" >> {}\nn=$(wc -l < {})\n{}\n", run.string(), said.string(),
                                    said.string(), plays));
     fs::permissions(script, fs::perms::owner_all);
   }
@@ -105,6 +105,17 @@ TEST(Launch, ASignalIsPassedOnAndWaitedFor) {
     EXPECT_EQ(fake.attempts().size(), 1u);
     says(process.messages(), "it was asked to stop");
   }
+}
+
+// As mpirun and Slurm pass it on.
+TEST(Launch, ARankTakesSigusr1ForSigterm) {
+  const Place place;
+  Process process(place.run("run", {"train.log_every=1", "train.save_every=30"}));
+  ASSERT_TRUE(process.read_until_step(8, 40)) << process.messages();
+  process.send(SIGUSR1);
+  EXPECT_EQ(process.wait(), 128 + SIGTERM) << process.messages();
+  EXPECT_GE(newest_checkpoint(place.path / "run"), 8);
+  EXPECT_LT(newest_checkpoint(place.path / "run"), 30);
 }
 
 TEST(Launch, SaysWhatIsMissing) {
@@ -207,7 +218,7 @@ TEST(PlanCommand, RefusesWhatCannotBe) {
   says(refused({model, "--gpus", "8", "--gpu", "h200", "--nodes", "2"}), "--nodes 2 needs --network");
   says(refused({model, "--gpus", "8", "--gpu", "h200", "--nodes", "2", "--network", "fast"}), "--network: expected the bits a second");
   says(refused({"model.d=64", "--gpus", "1", "--gpu", "h200"}), "give data.train, or model.vocab");
-  says(refused({"model.preset=llama-3b", "--gpus", "1", "--gpu", "a100-40g"}), "this run fits on no 1 GPU of kind a100-40g");
+  says(refused({"model.preset=llama-3b", "--gpus", "1", "--gpu", "a100-40g"}), "this run does not fit on 1 × a100-40g");
 }
 
 }  // namespace
