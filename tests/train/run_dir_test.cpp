@@ -145,8 +145,8 @@ TEST(RunDir, AFileCanLeaveACheckpoint) {
   const Folder tmp;
   RunDir dir(tmp.path / "run");
   dir.write_checkpoint(3, fill);
-  remove_listed(dir.checkpoint(3), "optimizer.bin");
-  remove_listed(dir.checkpoint(3), "optimizer.bin");
+  remove_listed(dir.checkpoint(3), {"optimizer.bin"});
+  remove_listed(dir.checkpoint(3), {"optimizer.bin"});
   EXPECT_FALSE(fs::exists(dir.checkpoint(3) / "optimizer.bin"));
   EXPECT_EQ(verify_manifest(dir.checkpoint(3)), "");
 }
