@@ -108,6 +108,11 @@ void DataParallel::prepare(TrainPass::Step& step, std::int64_t piece, std::int64
   if (!several()) return;
   if (piece == 0) step.layer_needed = [this](std::int64_t layer) { needed(layer); };
   step.matrices_anew = zero_ == 2;
+  // Before its backward, what the micro-batch before it left in the places of layers must be on its way no more.
+  if (piece > 0 && zero_ == 2)
+    step.layer_needed = [this](std::int64_t layer) {
+      for (std::size_t i = 0; layer > model_.config().layers && i < reduced_.size(); ++i) wait(reduced_[i]);
+    };
   if (zero_ < 2 && piece + 1 < pieces) return;
   const bool add = zero_ == 2 && piece > 0;
   step.layer_done = [this, add](std::int64_t layer) { layer_done(layer, add); };

@@ -56,10 +56,10 @@ struct Shared {
 TEST(Parallel, RanksHaveTheLossesOfOneProcess) {
   NEEDS_MPI;
   const Place place;
-  const Words small = {"train.steps=16", "train.save_every=0", "norm.aux_loss=0.01", "dtype=fp32"};
+  const Words small = {"train.steps=16", "train.save_every=0", "dtype=fp32"};
   const Shared cases[] = {
       {"bhyt", 2, {"norm.method=bhyt"}},
-      {"uneven", 4, {"norm.method=bhyt", "train.micro_batch=1"}},
+      {"uneven", 4, {"norm.method=bhyt", "norm.aux_loss=0.01", "train.micro_batch=1"}},
       {"untied", 3, {"norm.method=seednorm", "model.tied=false", "train.micro_batch=2"}},
       {"documents", 2, {"norm.method=peri", "data.attend=document", "train.batch=5"}},
       {"alone", 3, {"norm.method=rmsnorm", "train.batch=2", "model.tied=false"}},  // a rank without rows
