@@ -425,7 +425,7 @@ struct Trainer::Impl {
     const StopSignals stop(s().dir->owned() ? kNotice : "",
                            s().parallel->several() ? StopSignals::Second::waits : StopSignals::Second::quits);
     const Progress& p = s().progress;
-    peak = peak_flops(*s().ctx, s().model->type());
+    peak = peak_flops(*s().ctx, s().model->type()) * static_cast<double>(s().config.ranks.size);
     if (const std::string slow = slow_micro_batch(s().config, peak); !slow.empty()) log::warning("{}", slow);
     std::error_code ignored;
     if (s().dir->owned()) fs::remove_all(s().dir->path() / kMerged, ignored);  // of an earlier end

@@ -54,8 +54,7 @@ TEST(Masters, BeginWithEveryBitOfAnFp32Checkpoint) {
     const auto s = open({"model.init=" + checkpoint.string(), "data.train=" + tmp / "train.tok", "data.seq_len=16", "dtype=bf16",
                          "device=" + name_of(device), "run.dir=" + tmp / "b-" + name_of(device)});
     const SafeTensors file(checkpoint / "model.safetensors");
-    for (const Parameter& p : s->model->parameters().list())
-      expect_same_bits(master_of(*s, p), read_tensor(file, p.name, p.size), p.name);
+    for (const Parameter& p : s->model->parameters().list()) expect_same_bits(master_of(*s, p), read_tensor(file, p.name, p.size), p.name);
   }
 }
 
