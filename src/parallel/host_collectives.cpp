@@ -130,6 +130,7 @@ class HostCollectives : public Collectives {
   }
 
   void trace() override {
+    queue_.wait(queue_.last());
     tracing_ = true;
     traced_.clear();
   }

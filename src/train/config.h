@@ -123,6 +123,7 @@ struct ParallelSection {
 struct Ranks {
   std::int64_t rank = 0, size = 1;
   std::int64_t on_host = 1;  // of them
+  bool launched = false;     // by MPI, be it alone
 };
 
 struct RunConfig {

@@ -39,7 +39,10 @@ std::unique_ptr<parallel::Collectives> open_collectives(Context& ctx, const RunC
 
 }  // namespace
 
-std::int64_t zero_of(const RunConfig& c) { return c.parallel.zero >= 0 ? c.parallel.zero : c.ranks.size > 1 ? 2 : 0; }
+std::int64_t zero_of(const RunConfig& c) {
+  if (c.ranks.size == 1 && !c.ranks.launched) return 0;  // no collectives
+  return c.parallel.zero >= 0 ? c.parallel.zero : c.ranks.size > 1 ? 2 : 0;
+}
 
 DataParallel::DataParallel(Context& ctx, const Model& model, const RunConfig& config, parallel::Group* group)
     : ctx_(ctx),
@@ -220,7 +223,7 @@ void DataParallel::trace() {
 }
 
 std::string DataParallel::timeline() {
-  if (!several()) return "";
+  if (!tracing_) return "";
   tracing_ = false;
   const std::vector<parallel::Traced> talk = collectives_->traced();
   const double begin = noted_.empty() ? 0 : noted_.front().begin;
@@ -252,10 +255,12 @@ void DataParallel::add_up(std::vector<double>& values) {
     for (std::size_t i = 0; i < n; ++i) values[i] += all[r * n + i];
 }
 
+bool DataParallel::first_says(bool own) { return group_ ? !parallel::gather_texts(*group_, own ? "yes" : "").front().empty() : own; }
+
 std::vector<float> DataParallel::master(const Optimizer& optimizer, const Parameter& p) {
+  if (p.frozen || p.value.dtype == DType::f32) return model_.parameters().read_value(p);  // the weights hold every bit
   const Shard::Part* own = optimizer.shard().find(p);
-  if (p.frozen || p.value.dtype == DType::f32 || shard_ranks() == 1)
-    return p.frozen ? model_.parameters().read_value(p) : optimizer.masters().read(*own);
+  if (shard_ranks() == 1) return optimizer.masters().read(*own);
   // The parts of all ranks, in their order, are the parameter.
   std::string bytes;
   if (own) {

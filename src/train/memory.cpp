@@ -16,6 +16,9 @@ namespace {
 
 constexpr double kWaiting = 4;  // training batches on the host: in the making, two that are ready, and the one that is being copied
 
+// Ranks that take their memory from the same device.
+double sharing(const RunConfig& c) { return c.device.is_cuda() && !c.parallel.share_gpu ? 1 : static_cast<double>(c.ranks.on_host); }
+
 double activation_bytes(const RunConfig& c, std::int64_t rows) {
   const TrainPass::Shape shape{.batch = rows, .seq = c.data.seq_len, .recompute = c.train.recompute, .lists = c.data.chat.has_value()};
   return static_cast<double>(TrainPass::planned_bytes(c.model.config, *c.run.dtype, c.device, shape, c.lora.config));
@@ -50,8 +53,7 @@ std::int64_t auto_micro_batch(const RunConfig& c, double available) {
 // Half the machine's memory (nine tenths of a GPU's) is for the run. From the total, not from what is free now: the same machine gives the
 // same bits, unless others leave too little of it.
 void settle_micro_batch(RunConfig& c, const MemoryPlan& least, const FreeMemory& free) {
-  const double shared = c.device.is_cuda() && !c.parallel.share_gpu ? 1 : static_cast<double>(c.ranks.on_host);
-  const double usual = static_cast<double>(total_memory(c.device)) * (c.device.is_cuda() ? 0.9 : 0.5) / shared - least.fixed();
+  const double usual = static_cast<double>(total_memory(c.device)) * (c.device.is_cuda() ? 0.9 : 0.5) / sharing(c) - least.fixed();
   c.train.micro_batch = auto_micro_batch(c, usual);
   const double left = free.device - least.device() - (c.device.is_cuda() ? 0 : least.host);
   if (free.device <= 0 || activation_bytes(c, c.train.micro_batch) <= left) return;
@@ -82,7 +84,9 @@ MemoryPlan plan_memory(const RunConfig& c, std::int64_t micro_batch) {
 }
 
 FreeMemory free_memory_for(const RunConfig& c) {
-  return {.device = static_cast<double>(free_memory(c.device)), .host = static_cast<double>(free_memory(Device::cpu()))};
+  const auto ranks = static_cast<double>(c.ranks.on_host);
+  return {.device = static_cast<double>(free_memory(c.device)) / sharing(c),
+          .host = static_cast<double>(free_memory(Device::cpu())) / ranks};
 }
 
 void check_memory(const RunConfig& c, const MemoryPlan& plan, const FreeMemory& free) {
@@ -109,6 +113,7 @@ void check_memory(const RunConfig& c, const MemoryPlan& plan, const FreeMemory& 
 }
 
 void settle_memory(RunConfig& c, const FreeMemory& free) {
+  c.train.micro_batch = std::min(c.train.micro_batch, rows_of_a_rank(c));
   // First without activations: a batch beyond all bounds is not worth a plan of them.
   const MemoryPlan least = plan_memory(c, 0);
   check_memory(c, least, free);

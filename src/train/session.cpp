@@ -413,6 +413,21 @@ void write_down(Session& s, bool resumed) {
   s.metrics = std::make_unique<Metrics>(s.dir->path(), s.progress);
 }
 
+// What ranks must have come to alike.
+Json settled_facts(const Session& s) {
+  const TrainSection& t = s.config.train;
+  return {{"run.dtype", name_of(*s.config.run.dtype)},
+          {"kind of device", s.config.device.is_cuda() ? "cuda" : "cpu"},
+          {"train.micro_batch", t.micro_batch},
+          {"train.steps", t.steps},
+          {"train.eval_every", t.eval_every},
+          {"train.save_every", t.save_every},
+          {"data.train (checksum of its tokens)", data_fingerprint(s.data)},
+          {"data.train (batches)", s.train->batches()},
+          {"data.valid (checksum of its tokens)", validation_fingerprint(s.data)},
+          {"data.valid (batches)", s.valid ? s.valid->batches() : 0}};
+}
+
 void agree(parallel::Group* group, const Json& facts) {
   if (group && group->size() > 1) check_agreement(*group, facts);
 }
@@ -426,7 +441,9 @@ std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
   Session& s = *session;
   s.config = config;
   if (group) {
-    s.config.ranks = {.rank = group->rank(), .size = group->size(), .on_host = group->local_size()};
+    constexpr double kSetup = 6 * 3600;  // ranks wait for the first one while it packs texts
+    group->set_timeout(std::max(kSetup, config.parallel.timeout));
+    s.config.ranks = {.rank = group->rank(), .size = group->size(), .on_host = group->local_size(), .launched = true};
     log::set_silent(group->rank() > 0);
   }
   agree(group, facts_of(s.config));
@@ -437,7 +454,7 @@ std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
   s.dir = std::make_unique<RunDir>(s.config.run.dir, group);
   const std::optional<Found> found = find_together(s, group, stage);
   const Json math = settle_config(s, found, stage);
-  agree(group, {{"train.micro_batch", s.config.train.micro_batch}, {"data.train (checksum of its tokens)", data_fingerprint(s.data)}});
+  agree(group, settled_facts(s));
   bool changed = false;
   stage([&] {
     changed = found && check_mathematics(*found, math, force);

@@ -67,7 +67,7 @@ struct Trainer::Impl {
     Uploader& u = *s().uploader;
     DataParallel& parallel = *s().parallel;
     const NormPlan& norms = s().model->norms();
-    const std::int64_t pieces = u.pieces(), before = u.first_row() / u.rows_in_pieces();
+    const std::int64_t pieces = u.pieces(), before = u.first_row() << 20;  // so that no two ranks share a mask
     const bool chat = s().data.chat != nullptr;  // then steps have other numbers of tokens, and some that only fill rows up
     WorkLine progress(step_of(step, train().steps), "micro-batches", seconds());
     say_stop(result, stop);
@@ -275,6 +275,7 @@ struct Trainer::Impl {
   // False, with nothing left behind, where a signal came.
   bool ask_tasks(const StopSignals& stop) {
     const std::int64_t step = s().progress.step;
+    s().parallel->wait_for_weights();
     WorkLine progress(fmt::format("tasks   step {}", step), "documents", seconds());
     std::optional<Results> results;
     try {
@@ -393,7 +394,7 @@ struct Trainer::Impl {
   void merge() {
     const RunConfig& c = s().config;
     const fs::path to = s().dir->path() / kMerged;
-    if (!c.lora.merge || (s().dir->owned() && fs::exists(to))) return;
+    if (!c.lora.merge || s().parallel->first_says(fs::exists(to))) return;
     const Progress& p = s().progress;
     const bool chosen = train().select == Select::best && p.best_step > 0 && p.best_step != p.step;
     if (chosen && fs::exists(s().dir->checkpoint(p.best_step)))

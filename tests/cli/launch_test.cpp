@@ -110,12 +110,12 @@ TEST(Launch, ASignalIsPassedOnAndWaitedFor) {
 // As mpirun and Slurm pass it on.
 TEST(Launch, ARankTakesSigusr1ForSigterm) {
   const Place place;
-  Process process(place.run("run", {"train.log_every=1", "train.save_every=30"}));
-  ASSERT_TRUE(process.read_until_step(8, 40)) << process.messages();
+  Process process(place.run("run", {"train.log_every=1", "train.save_every=0", "train.steps=99999"}));
+  ASSERT_TRUE(process.read_until_step(8, 99999)) << process.messages();
   process.send(SIGUSR1);
   EXPECT_EQ(process.wait(), 128 + SIGTERM) << process.messages();
   EXPECT_GE(newest_checkpoint(place.path / "run"), 8);
-  EXPECT_LT(newest_checkpoint(place.path / "run"), 30);
+  EXPECT_EQ(names_in(place.path / "run", "checkpoint-").size(), 1u);
 }
 
 TEST(Launch, SaysWhatIsMissing) {
@@ -154,30 +154,32 @@ TEST(Launch, ARankThatIsKilledCostsNothingButTime) {
   if (!has_mpi()) GTEST_SKIP() << "no MPI: mpirun and libbhyt_mpi.so";
   const Place place;
   const auto words = [&](const std::string& dir) {
-    return Words{"launch", "-n", "2", "--restarts", "2", "--"} + place.run(dir, {"train.log_every=1", "train.save_every=10"});
+    return Words{"launch", "-n", "2", "--restarts", "2", "--"} +
+           place.run(dir, {"train.log_every=1", "train.save_every=10", "train.steps=200"});
   };
   const Outcome straight = bhyt(words("a"));
   ASSERT_EQ(straight.code, 0) << straight.err;
   Process process(words("b"));
-  ASSERT_TRUE(process.read_until_step(24, 40)) << process.messages();
+  ASSERT_TRUE(process.read_until_step(24, 200)) << process.messages();
   const std::set<pid_t> ranks = ranks_in(place.path / "b");
   ASSERT_EQ(ranks.size(), 2u);
   kill(*ranks.rbegin(), SIGKILL);
   EXPECT_EQ(process.wait(), 0) << process.messages();
   says(process.messages(), "launch  attempt 2 of 3: 2 ranks");
-  says(process.messages(), "going on after step 20");
+  says(process.messages(), "going on after step ");
   expect_same_runs(place.path / "a", place.path / "b");
 }
 
 TEST(Launch, RanksSaveWhenItIsAskedToStop) {
   if (!has_mpi()) GTEST_SKIP() << "no MPI: mpirun and libbhyt_mpi.so";
   const Place place;
-  Process process(Words{"launch", "-n", "2", "--restarts", "2", "--"} + place.run("run", {"train.log_every=1", "train.save_every=30"}));
-  ASSERT_TRUE(process.read_until_step(8, 40)) << process.messages();
+  Process process(Words{"launch", "-n", "2", "--restarts", "2", "--"} +
+                  place.run("run", {"train.log_every=1", "train.save_every=0", "train.steps=99999"}));
+  ASSERT_TRUE(process.read_until_step(8, 99999)) << process.messages();
   process.send(SIGTERM);
   EXPECT_EQ(process.wait(), 128 + SIGTERM) << process.messages();
   EXPECT_GE(newest_checkpoint(place.path / "run"), 8);
-  EXPECT_LT(newest_checkpoint(place.path / "run"), 30);
+  EXPECT_EQ(names_in(place.path / "run", "checkpoint-").size(), 1u);
   EXPECT_FALSE(has(process.messages(), "attempt 2"));
 }
 
