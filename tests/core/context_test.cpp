@@ -9,19 +9,12 @@
 #include "core/error.h"
 #include "core/memory.h"
 #include "tests/devices.h"
+#include "tests/message_of.h"
 
 namespace bhyt {
 namespace {
 
-template <class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
+using test::message_of;
 
 // Runs f inside an operation named "sample".
 template <class F>

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "tests/message_of.h"
 #include "tests/temporary_folder.h"
 
 namespace bhyt::test {
@@ -30,16 +31,6 @@ inline std::string read_file(const std::filesystem::path& p) {
 inline ::testing::AssertionResult has(const std::string& text, const std::string& part) {
   if (text.find(part) != std::string::npos) return ::testing::AssertionSuccess();
   return ::testing::AssertionFailure() << "\"" << part << "\" is not in: " << text;
-}
-// The message of the Error that f throws, or "no error".
-template <class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
 }
 
 }  // namespace bhyt::test

@@ -8,11 +8,13 @@
 #include "core/memory.h"
 #include "parallel/collectives.h"
 #include "parallel/launch.h"
+#include "tests/message_of.h"
 #include "tests/parallel/groups.h"
 
 namespace bhyt::parallel {
 namespace {
 
+using bhyt::test::message_of;
 using test::on_ranks;
 using test::ThreadGroup;
 
@@ -176,16 +178,6 @@ TEST(HostCollectives, TraceHoldsThoseThatRanInOrder) {
     c->trace();
     EXPECT_TRUE(c->traced().empty()) << "what ran while nothing was traced is left out";
   });
-}
-
-template <class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
 }
 
 TEST(HostCollectives, WrongSizesAreErrorsThatSayBoth) {
