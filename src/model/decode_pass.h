@@ -47,7 +47,11 @@ class DecodePass {
 
  private:
   struct Inputs;
+  Inputs counted(std::span<const Piece> pieces);
   Inputs put(std::span<const Piece> pieces);
+  void look(Inputs& in, std::int64_t sequences) const;
+  void needed_rows(std::span<const Piece> pieces);
+  void finish_needed(const Inputs& in, const Stream& stream, const ForwardOptions& how);
   void blocks(const Inputs& in);
   void heads(const Inputs& in, const Result& out);
   void compute(const Inputs& in, const Result& out);
@@ -60,9 +64,11 @@ class DecodePass {
   Activations act_;
   OwnedTensor rope_;
   Mirror input_;  // everything that a call brings
-  std::vector<PagedPiece> where_;
+  std::vector<PagedPiece> where_, needed_where_;
+  std::vector<std::int32_t> needed_;  // the rows that the head sees, in order
   std::vector<PageCopy> copies_;
   OwnedTensor rows_, logits_, losses_, greedy_;
+  OwnedTensor needed_q_, needed_stats_;  // of the last block's rows that go on to the head
   std::optional<FewRowsPass> few_rows_;  // where its kernels are made for the model
   GraphCache graphs_;
 };
