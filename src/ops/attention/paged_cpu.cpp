@@ -34,6 +34,7 @@ struct Group {
 
   std::int64_t rows() const { return heads * queries; }
   std::int64_t keys() const { return past + queries; }
+  std::int64_t seen_by(std::int64_t row) const { return past + row / heads + 1; }  // keys, from the first on
   const T* page(const T* base, std::int64_t key) const { return base + table[key / kPageTokens] * kPageTokens * ld; }
 };
 
@@ -71,20 +72,33 @@ void load_queries(const Group<T>& g, const Scratch& s) {
   }
 }
 
+// Rows [first, first + rows) of the scores of a page, as far as one of them sees its keys.
+template <class T>
+void page_scores(const Group<T>& g, const Scratch& s, std::int64_t key, std::int64_t first, std::int64_t rows) {
+  const std::int64_t seen = std::min(kPageTokens, g.seen_by(first + rows - 1) - key);
+  if (seen <= 0) return;
+  run(RowTask<T>{.rows = rows,
+                 .outs = seen,
+                 .depth = g.d,
+                 .many = g.rows() >= kManyRows,
+                 .x = s.q + first * s.ldq,
+                 .ldx = s.ldq,
+                 .w = g.page(g.k, key),
+                 .ldw = g.ld,
+                 .sums = s.p + first * s.ldp + key,
+                 .ldsums = s.ldp,
+                 .panel = s.panel});
+}
+
+// Where not all rows see a page to its end, the first half of them sees less of it.
 template <class T>
 void scores(const Group<T>& g, const Scratch& s) {
-  for (std::int64_t key = 0; key < g.keys(); key += kPageTokens)
-    run(RowTask<T>{.rows = g.rows(),
-                   .outs = std::min(kPageTokens, g.keys() - key),
-                   .depth = g.d,
-                   .many = g.rows() >= kManyRows,
-                   .x = s.q,
-                   .ldx = s.ldq,
-                   .w = g.page(g.k, key),
-                   .ldw = g.ld,
-                   .sums = s.p + key,
-                   .ldsums = s.ldp,
-                   .panel = s.panel});
+  const std::int64_t half = g.rows() / 2 / kManyRows * kManyRows;
+  for (std::int64_t key = 0; key < g.keys(); key += kPageTokens) {
+    const std::int64_t cut = key + kPageTokens > g.seen_by(0) ? half : 0;
+    if (cut > 0) page_scores(g, s, key, 0, cut);
+    page_scores(g, s, key, cut, g.rows() - cut);
+  }
 }
 
 // A page's values in fp32 with zeros behind the last key, and how far apart their rows are: where they lie if they are like that there.
@@ -102,14 +116,18 @@ std::pair<const float*, std::int64_t> values_of(const Group<T>& g, const Scratch
   return {s.values, s.ldo};
 }
 
-// o += p · values, page by page; behind the last key are zeros.
+// o += p · values, page by page, up to the last key that one of kRows rows sees; behind those of the others are zeros.
 template <class T>
 void add_values(const Group<T>& g, const Scratch& s) {
   std::fill_n(s.one_row, kRows, 1.0f);
   for (std::int64_t key = 0; key < g.keys(); key += kPageTokens) {
     const std::pair<const float*, std::int64_t> values = values_of(g, s, key);
-    for (std::int64_t i = 0; i < g.rows(); i += kRows)
-      product_add(s.ldo, kPageTokens, s.p + i * s.ldp + key, s.ldp, values.first, values.second, s.o + i * s.ldo, s.ldo, s.one_row);
+    for (std::int64_t i = 0; i < g.rows(); i += kRows) {
+      const std::int64_t seen = std::min(kPageTokens, g.seen_by(std::min(i + kRows, g.rows()) - 1) - key);
+      if (seen <= 0) continue;
+      product_add(s.ldo, std::max<std::int64_t>(seen, 2), s.p + i * s.ldp + key, s.ldp, values.first, values.second, s.o + i * s.ldo, s.ldo,
+                  s.one_row);
+    }
   }
 }
 
@@ -120,9 +138,11 @@ void attend(const Group<T>& g, float* memory) {
   load_queries(g, s);
   scores(g, s);
   for (std::int64_t i = 0; i < g.rows(); ++i) {
-    const std::int64_t seen = g.past + i / g.heads + 1;
-    std::fill(s.p + i * s.ldp + seen, s.p + (i + 1) * s.ldp, -std::numeric_limits<float>::infinity());
-    s.inverse[i] = 1.0f / softmax_row(s.p + i * s.ldp, s.ldp);
+    const std::int64_t seen = g.seen_by(i), end = round_up(seen, kCols);
+    float* const row = s.p + i * s.ldp;
+    std::fill(row + seen, row + end, -std::numeric_limits<float>::infinity());
+    s.inverse[i] = 1.0f / softmax_row(row, end);
+    std::fill(row + end, row + s.ldp, 0.0f);
   }
   std::fill(s.p + g.rows() * s.ldp, s.p + n * s.ldp, 0.0f);
   std::fill_n(s.o, n * s.ldo, 0.0f);

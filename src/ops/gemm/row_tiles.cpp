@@ -39,12 +39,11 @@ ALWAYS_INLINE void load(const bf16* from, typename Vector<L>::Floats& to) {
 #endif
 }
 
-// The vectors of a step.
-template <int L, class In>
-ALWAYS_INLINE void load_groups(const In* from, typename Vector<L>::Floats (&to)[kRowGroups<L>]) {
+// V vectors, one behind the other.
+template <int L, int V, class In>
+ALWAYS_INLINE void load_vectors(const In* from, typename Vector<L>::Floats (&to)[V]) {
 #if defined(__aarch64__)
-  if constexpr (std::is_same_v<In, bf16>) {
-    static_assert(kRowGroups<L> == 2);
+  if constexpr (std::is_same_v<In, bf16> && V == 2) {
     const uint16x8_t halves = vld1q_u16(&from->bits);
     to[0] = vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(halves), 16));
     to[1] = vreinterpretq_f32_u32(vshll_high_n_u16(halves, 16));
@@ -52,7 +51,7 @@ ALWAYS_INLINE void load_groups(const In* from, typename Vector<L>::Floats (&to)[
   }
 #endif
 #pragma GCC unroll 4
-  for (int g = 0; g < kRowGroups<L>; ++g) load<L>(from + g * L, to[g]);
+  for (int v = 0; v < V; ++v) load<L>(from + v * L, to[v]);
 }
 
 // sum += a·b, rounded once: row_panels.h comes to the same bits.
@@ -103,28 +102,36 @@ ALWAYS_INLINE const float* padded(const W* row, std::int64_t n, float* out) {
 }
 
 // Few rows, bound by reading w: a row of it at a time, from end to end, as memory gives it quickest; where one has too few sums to keep the
-// processor busy two, that lie far apart, so that both are read on and on.
-template <int L>
-constexpr int kFewOuts = 4 / kRowGroups<L>;
+// processor busy several, that lie far apart, so that all are read on and on.
+template <int L, int R>
+constexpr int kFewOuts = kRowGroups<L> == 4 ? 1 : R <= 2 ? 4 : 2;
 
-// C rows of w, `apart` from each other, whose sums are `outs` apart.
+// V vectors of R rows of x and of C rows of w, which lie `apart`; each goes to the sum of its group.
+template <int L, int R, int C, int V, class W>
+ALWAYS_INLINE void few_vectors(const float* x, std::int64_t ldx, const W* w, std::int64_t apart,
+                               typename Vector<L>::Floats (&acc)[R][C][kRowGroups<L>]) {
+  typename Vector<L>::Floats a, b[C][V];
+#pragma GCC unroll 4
+  for (int c = 0; c < C; ++c) load_vectors<L, V>(w + c * apart, b[c]);
+#pragma GCC unroll 4
+  for (int v = 0; v < V; ++v)
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      load<L>(x + r * ldx + v * L, a);
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c) add_product<L>(acc[r][c][v % kRowGroups<L>], a, b[c][v]);
+    }
+}
+
+// C rows of w, `apart` from each other, whose sums are `outs` apart. At least two vectors at a time: of bf16 that is what a load brings.
 template <int L, int R, int C, class W>
 ALWAYS_INLINE void few(std::int64_t k, const float* x, std::int64_t ldx, const W* w, std::int64_t apart, const Sums& sums,
                        std::int64_t outs) {
-  typename Vector<L>::Floats acc[R][C][kRowGroups<L>] = {};
-  for (std::int64_t p = 0; p < k; p += kRowGroups<L> * L) {
-    typename Vector<L>::Floats a, b[C][kRowGroups<L>];
-#pragma GCC unroll 2
-    for (int c = 0; c < C; ++c) load_groups<L>(w + c * apart + p, b[c]);
-#pragma GCC unroll 4
-    for (int g = 0; g < kRowGroups<L>; ++g)
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
-        load<L>(x + r * ldx + p + g * L, a);
-#pragma GCC unroll 2
-        for (int c = 0; c < C; ++c) add_product<L>(acc[r][c][g], a, b[c][g]);
-      }
-  }
+  constexpr int kGroups = kRowGroups<L>, kVectors = kGroups == 1 ? 2 : kGroups;
+  typename Vector<L>::Floats acc[R][C][kGroups] = {};
+  std::int64_t p = 0;
+  for (; p + kVectors * L <= k; p += kVectors * L) few_vectors<L, R, C, kVectors>(x + p, ldx, w + p, apart, acc);
+  if (p < k) few_vectors<L, R, C, kGroups>(x + p, ldx, w + p, apart, acc);
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c) {
       typename Vector<L>::Floats sum = acc[r][c][0];
@@ -151,9 +158,9 @@ ALWAYS_INLINE void few_outs(const RowTask<W>& t, std::int64_t out, std::int64_t 
 
 template <int L, int R, class W>
 ALWAYS_INLINE void task_of_few(const RowTask<W>& t) {
-  const std::int64_t share = t.outs / kFewOuts<L>;
-  for (std::int64_t out = 0; out < share; ++out) few_outs<L, R, kFewOuts<L>>(t, out, share);
-  for (std::int64_t out = share * kFewOuts<L>; out < t.outs; ++out) few_outs<L, R, 1>(t, out, 1);
+  const std::int64_t share = t.outs / kFewOuts<L, R>;
+  for (std::int64_t out = 0; out < share; ++out) few_outs<L, R, kFewOuts<L, R>>(t, out, share);
+  for (std::int64_t out = share * kFewOuts<L, R>; out < t.outs; ++out) few_outs<L, R, 1>(t, out, 1);
 }
 
 template <int L, class W>

@@ -16,7 +16,7 @@ constexpr std::int64_t kManyRows = 4;  // from here on w is widened once for all
 constexpr std::int64_t kPanelFloats = 4 * kDepth;
 // Vectors that an element is summed in. Fewer make products of many rows quicker where vectors are short (row_panels.h), more those of few.
 template <int L>
-constexpr int kRowGroups = L == 4 ? 2 : 4;
+constexpr int kRowGroups = L == 4 ? 1 : 4;
 
 int row_lanes();  // of this processor's vectors
 

@@ -107,9 +107,11 @@ void by_panels(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, 
     pack_panel(x.as<In>() + row * x.ld, x.ld, std::min(kPanelRows, x.rows() - row), depth, packed + t * distance);
   });
   const bool direct = y.dtype == DType::f32 && in_one_block(depth);
-  parallel_tasks(ctx.threads(), (w.rows() + kPanelTaskOuts - 1) / kPanelTaskOuts, [&](std::int64_t t, int worker) {
-    const std::int64_t out = t * kPanelTaskOuts;
-    const Part p{0, x.rows(), out, std::min(kPanelTaskOuts, w.rows() - out)};
+  // Small tasks where there are few, so that no thread waits long for the last one.
+  const std::int64_t outs = w.rows() < 32 * kPanelTaskOuts ? kPanelOuts : kPanelTaskOuts;
+  parallel_tasks(ctx.threads(), (w.rows() + outs - 1) / outs, [&](std::int64_t t, int worker) {
+    const std::int64_t out = t * outs;
+    const Part p{0, x.rows(), out, std::min(outs, w.rows() - out)};
     float* const scratch = memory.workers.of(worker);
     run(PanelTask<In>{.rows = p.rows,
                       .outs = p.outs,
