@@ -18,9 +18,9 @@ struct Sharing {
   parallel::Group* group = nullptr;  // null: this process scores everything
   // About what a rank computes between two gatherings. Much: ranks wait seldom, and beginnings that documents share are computed by few of
   // them. Little: little is lost with a process that is killed.
-  double tokens = 1 << 15;
+  double tokens = 1 << 14;
 
-  static Sharing over(parallel::Group* group, Device device) { return {group, device.is_cuda() ? double{1 << 18} : double{1 << 15}}; }
+  static Sharing over(parallel::Group* group, Device device) { return {group, device.is_cuda() ? double{1 << 18} : double{1 << 14}}; }
 
   bool several() const { return group && group->size() > 1; }
   // On every rank; where it fails on one, all throw its Error. What throws is no part of a collective.

@@ -368,7 +368,7 @@ TEST_F(Eval, RanksThatAreInterruptedKeepTheirSamples) {
   {
     Process process(Words{"launch", "-n", "2", "--"} + words("signal.jsonl"));
     const fs::path file = at("signal.jsonl");
-    while (!fs::exists(file) || fs::file_size(file) < 20000) ASSERT_EQ(usleep(1000), 0);
+    for (int i = 0; i < 6000 && (!fs::exists(file) || fs::file_size(file) < 20000); ++i) usleep(10000);
     process.send(SIGTERM);
     EXPECT_EQ(process.wait(), 143) << process.messages();
     EXPECT_EQ(times(process.messages(), "stopped; the same command goes on from here"), 1) << process.messages();
@@ -444,6 +444,23 @@ TEST_F(Eval, RanksShareTheTasksOfATrainingOut) {
     EXPECT_NEAR(two[i]["tasks"]["wikitext"]["bits_per_byte"].get<double>(), one[i]["tasks"]["wikitext"]["bits_per_byte"].get<double>(),
                 1e-5);
   }
+}
+
+// Tasks that cannot be asked end no training, on no rank.
+TEST_F(Eval, RanksTrainOnWhereTasksFail) {
+  NEEDS_MPI;
+  const Words tasks{"eval.tasks=arc_easy", "eval.data=" + at("tasks"), "train.steps=6", "model.max_positions=32", "eval.every=3",
+                    "device=cpu"};
+  std::vector<Json> rows = lines("tasks/arc_easy/test.jsonl");
+  const std::string before = read_text(at("tasks/arc_easy/test.jsonl"));
+  rows.back()["choices"]["text"][1] = std::string(50, 'x');  // more than the model reads, in a document of the last rank
+  write_lines("tasks/arc_easy/test.jsonl", rows);
+  const Outcome trained = ranks(*place_, 2, place_->run("without-tasks", tasks));
+  write_text(at("tasks/arc_easy/test.jsonl"), before);
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  EXPECT_EQ(times(trained.err, "no tasks at step "), 2) << trained.err;
+  says(trained.err, "no tasks at step 3: rank 1 on ");
+  EXPECT_EQ(newest_checkpoint(at("without-tasks")), 6);
 }
 
 }  // namespace

@@ -224,7 +224,7 @@ TEST(Sweep, RanksThatWereStoppedGoOn) {
   };
   {
     Process process(Words{"launch", "-n", "2", "--"} + words);
-    while (lines("seed-0") < 60 || lines("seed-1") < 60) ASSERT_EQ(usleep(1000), 0);
+    for (int i = 0; i < 6000 && (lines("seed-0") < 60 || lines("seed-1") < 60); ++i) usleep(10000);
     process.send(SIGTERM);
     EXPECT_EQ(process.wait(), 143) << process.messages();
     EXPECT_EQ(times(process.messages(), "the same command goes on"), 1) << process.messages();
@@ -233,7 +233,7 @@ TEST(Sweep, RanksThatWereStoppedGoOn) {
   const std::size_t before = lines("seed-1");
   {
     Process process(Words{"launch", "-n", "2", "--"} + words);
-    while (lines("seed-1") < before + 20) ASSERT_EQ(usleep(1000), 0);
+    for (int i = 0; i < 6000 && lines("seed-1") < before + 20; ++i) usleep(10000);
     const std::set<pid_t> started = programs_with(words);
     ASSERT_EQ(started.size(), 3u);  // the launcher and two ranks
     kill(*started.rbegin(), SIGKILL);
