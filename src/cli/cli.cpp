@@ -29,14 +29,14 @@ namespace bhyt::cli {
 namespace {
 
 constexpr Command kCommands[] = {
-    {"pretrain", "train from scratch, go on with a run, or start from a checkpoint", cmd_pretrain},
-    {"sft", "fine-tune a checkpoint on conversations, or show what they come to", cmd_sft},
-    {"launch", "train with several processes through mpirun, and start again after a crash", cmd_launch},
+    {"pretrain", "train from scratch, go on with a run, or start from a checkpoint", cmd_pretrain, true},
+    {"sft", "fine-tune a checkpoint on conversations, or show what they come to", cmd_sft, true},
+    {"launch", "train, evaluate or sweep with several processes through mpirun; start again after a crash", cmd_launch},
     {"plan", "memory, communication and speed of a run on GPUs that are not here", cmd_plan},
     {"generate", "continue a prompt with a checkpoint", cmd_generate},
     {"chat", "talk to a model in the terminal", cmd_chat},
-    {"eval", "benchmark tasks, document by document as lm-evaluation-harness gives them", cmd_eval},
-    {"perplexity", "how well a checkpoint predicts texts, token by token", cmd_perplexity},
+    {"eval", "benchmark tasks, document by document as lm-evaluation-harness gives them", cmd_eval, true},
+    {"perplexity", "how well a checkpoint predicts texts, token by token", cmd_perplexity, true},
     {"forward", "logits, loss and gradients of a checkpoint, for comparing implementations", cmd_forward},
     {"bench", "speed, each with the fraction of the machine's limit", cmd_bench},
     {"analyze", "what goes on inside a model, layer by layer; the theory, a toy stack and depth in numbers", cmd_analyze},
@@ -44,7 +44,7 @@ constexpr Command kCommands[] = {
     {"data", "make a synthetic language, pack documents into token files, say what a file holds", cmd_data},
     {"convert", "between checkpoint and token formats: types, shards, llama2.c, llm.c", cmd_convert},
     {"info", "what a checkpoint, tokenizer, token file or run directory holds", cmd_info},
-    {"sweep", "train every combination of some keys' values, with means over seeds at the end", cmd_sweep},
+    {"sweep", "train every combination of some keys' values, with means over seeds at the end", cmd_sweep, true},
     {"reproduce", "a table or figure of the paper, or a study of ours, by name and at any scale", cmd_reproduce},
     {"report", "one self-contained HTML file about one or several runs", cmd_report},
 };
@@ -101,11 +101,15 @@ int dispatch(std::vector<std::string> args) {
     args.emplace_back("--help");
     return find(command).main(args);
   }
+  const Command& command = find(first);
   const int ranks = parallel::launched_ranks();
-  check_usage(ranks == 1 || first == "pretrain" || first == "sft",
-              "MPI launched {} processes, and bhyt {} works in one: start it without mpirun (several are for pretrain and sft)", ranks,
-              first);
-  return find(first).main(args);
+  std::vector<std::string> several;
+  for (const Command& c : kCommands)
+    if (c.ranks) several.emplace_back(c.name);
+  check_usage(ranks == 1 || command.ranks,
+              "MPI launched {} processes, and bhyt {} works in one: start it without mpirun (several are for {})", ranks, first,
+              fmt::join(several, ", "));
+  return command.main(args);
 }
 
 // What CLI11 found wrong, in our words where its own are those of a library.
@@ -159,7 +163,7 @@ std::string describe_mistake(const CLI::App& app, const CLI::ParseError& error) 
 int report_error(const std::string& message, int code) {
   const parallel::Group* group = parallel::opened();
   if (parallel::told_by_another()) return code;
-  log::write(log::Level::error, group && group->size() > 1 && !message.starts_with("rank ")
+  log::write(log::Level::error, group && group->size() > 1 && !parallel::ends_all() && !message.starts_with("rank ")
                                     ? fmt::format("rank {} on {}: {}", group->rank(), group->host(group->rank()), message)
                                     : message);
   return code;
@@ -246,8 +250,9 @@ Placement take_placement(const std::vector<std::string>& words, const char* devi
       throw UsageError(fmt::format("unknown key {}; expected device, dtype or threads", key));
     }
   }
-  p.device = parse_device(where, "device");
-  p.threads = threads;
+  const parallel::Group* group = parallel::opened();
+  p.device = group ? parallel::own_device(*group, where, "device") : parse_device(where, "device");
+  p.threads = group ? parallel::own_threads(*group, threads) : threads;
   return p;
 }
 

@@ -26,6 +26,7 @@ struct Command {
   const char* name;
   const char* summary;
   int (*main)(const std::vector<std::string>& args);
+  bool ranks = false;  // works in several processes that MPI launches, too
 };
 
 // " (did you mean --vocab?)" where a known word is begun by the one that was given, begins it or is near; else nothing.
@@ -60,7 +61,7 @@ struct Placement {
   int threads = 0;  // all
 };
 // Takes those words (and their long forms `run.device=` …) from a command's positional arguments; any other word is a UsageError.
-// `device` auto is the first GPU where there is one.
+// `device` auto is the first GPU where there is one; a rank of several (cli/ranks.h) has its own, and its share of the cores.
 Placement take_placement(const std::vector<std::string>& words, const char* device = "cpu", DType dtype = DType::f32);
 
 }  // namespace bhyt::cli

@@ -7,6 +7,7 @@
 #include "cli/cli.h"
 #include "cli/commands.h"
 #include "cli/eval_output.h"
+#include "cli/ranks.h"
 #include "cli/text_options.h"
 #include "core/check.h"
 #include "core/log.h"
@@ -134,24 +135,6 @@ void settle(EvalFlags& f, const CLI::App& app) {
   check_files(f);
 }
 
-// Changes when the weights of a checkpoint do, or its adapter.
-std::string identity_of(const std::filesystem::path& checkpoint, const std::filesystem::path& adapter) {
-  Hash64 hash;
-  if (!adapter.empty())
-    for (const char* file : {kAdapterConfig, kAdapterWeights}) hash.add(hash_file(adapter / file));
-  if (const auto manifest = checkpoint / kManifest; std::filesystem::exists(manifest)) {
-    hash.update(read_text(manifest));
-  } else {
-    const WeightFiles files(checkpoint);
-    hash.update(read_text(checkpoint / "config.json"));
-    for (const auto& file : files.files()) {
-      hash.update(file->path().filename().string());
-      hash.add(hash_file(file->path()));
-    }
-  }
-  return fmt::format("{:016x}", hash.digest());
-}
-
 // A checkpoint that is ready to be asked.
 class Subject {
  public:
@@ -196,7 +179,7 @@ std::string contents_of(const EvalFlags& f) {
   return fmt::format("{:016x}", hash.digest());
 }
 
-// What a file of samples was made with.
+// What a file of samples was made with, and what all ranks must have alike.
 EvalJson settings_of(const EvalFlags& f, const Subject& subject, const Placement& where) {
   return {{"model", subject.checkpoint().lexically_normal().string()},
           {"weights", identity_of(subject.checkpoint(), subject.adapter())},
@@ -226,9 +209,9 @@ struct Running {
   Engine engine;
 };
 
-// The engine of a subject, made when there is something to score.
-std::function<Engine&()> engine_of(std::optional<Running>& running, const EvalFlags& f, const Subject& subject, const Placement& where) {
-  return [&]() -> Engine& {
+// Asks a subject: its engine is made when there is something to score.
+Reader reader_of(std::optional<Running>& running, const EvalFlags& f, const Subject& subject, const Placement& where, const Ranks& ranks) {
+  const auto engine = [&]() -> Engine& {
     if (running) return running->engine;
     running.emplace(f, subject, where);
     check_usage(running->engine.longest() > subject.reading().length,
@@ -236,6 +219,7 @@ std::function<Engine&()> engine_of(std::optional<Running>& running, const EvalFl
                 subject.reading().length, running->engine.longest() - 1);
     return running->engine;
   };
+  return {engine, subject.tokenizer(), subject.reading(), subject.chat(), where.threads, Sharing::over(ranks.group, where.device)};
 }
 
 // The last part of a model's path where that tells it from the others, with that of its adapter.
@@ -262,10 +246,10 @@ struct Candidate {
   std::string name;
   Subject subject;
   std::string file;
-  std::unique_ptr<SampleFile> samples;
+  std::unique_ptr<SampleFile> samples;  // of several ranks the first has it
 };
 
-std::vector<std::unique_ptr<Candidate>> open_candidates(const EvalFlags& f, const Evaluation& evaluation, const Placement& where) {
+std::vector<std::unique_ptr<Candidate>> name_candidates(const EvalFlags& f) {
   std::vector<std::unique_ptr<Candidate>> all;
   for (std::size_t m = 0; m < f.models.size(); ++m) {
     all.push_back(std::make_unique<Candidate>(Candidate{short_name(f, m), Subject(f, m), "", nullptr}));
@@ -275,85 +259,135 @@ std::vector<std::unique_ptr<Candidate>> open_candidates(const EvalFlags& f, cons
       check_usage(all[i]->file != all.back()->file, "{} and {} would write their samples to the same file, {}", all[i]->name,
                   all.back()->name, all.back()->file);
   }
-  for (auto& c : all)
-    if (!c->file.empty())
-      c->samples =
-          std::make_unique<SampleFile>(c->file, settings_of(f, c->subject, where), evaluation.documents(), f.seeds.size() > 1, f.force);
+  return all;
+}
+
+// Of everything that is asked.
+std::string fingerprint_of(const Evaluation& evaluation) {
+  Hash64 hash;
+  const auto add = [&](const Question& q) {
+    for (std::size_t i = 0; i < q.continuations.size(); ++i) {
+      hash.update(q.context(i));
+      hash.update(q.continuations[i]);
+    }
+  };
+  evaluation.for_each_question(evaluation.settings().seeds.front(), nullptr, add);
+  for (const auto& [task, texts] : evaluation.texts())
+    for (const std::string& text : texts) hash.update(text);
+  return fmt::format("{:016x}", hash.digest());
+}
+
+std::vector<std::unique_ptr<Candidate>> open_candidates(const EvalFlags& f, const Evaluation& evaluation, const Placement& where,
+                                                        const Ranks& ranks) {
+  std::vector<std::unique_ptr<Candidate>> all;
+  EvalJson facts = {{"kind of device", where.device.is_cuda() ? "cuda" : "cpu"}};
+  ranks.together([&] {
+    all = name_candidates(f);
+    if (!ranks.group) return;
+    facts["documents (checksum)"] = fingerprint_of(evaluation);
+    for (const auto& c : all) {
+      const EvalJson settings = settings_of(f, c->subject, where);
+      for (const auto& [key, value] : settings.items()) facts[fmt::format("{} ({})", key, c->name)] = value;
+    }
+  });
+  ranks.agree(facts);
+  ranks.together([&] {
+    for (auto& c : all)
+      if (!c->file.empty() && ranks.first())
+        c->samples =
+            std::make_unique<SampleFile>(c->file, settings_of(f, c->subject, where), evaluation.documents(), f.seeds.size() > 1, f.force);
+  });
   return all;
 }
 
 // False when it was stopped.
-bool evaluate_model(const EvalFlags& f, const Candidate& c, const Evaluation& evaluation, const Placement& where,
+bool evaluate_model(const EvalFlags& f, const Candidate& c, const Evaluation& evaluation, const Placement& where, const Ranks& ranks,
                     std::vector<ScoredModel>& out) {
   std::optional<Running> running;
   log::Progress progress(c.name, static_cast<double>(evaluation.documents()), "documents");
   double count = 0;
   ScoredModel result{.name = c.name, .documents = {}};
-  const Reader reader{engine_of(running, f, c.subject, where), c.subject.tokenizer(), c.subject.reading(), c.subject.chat(), where.threads};
+  const Reader reader = reader_of(running, f, c.subject, where, ranks);
   const bool whole = evaluation.run(
       reader, c.samples.get(), [&](const std::string& task) { progress.update(++count, task); }, result.documents);
   if (!whole) return false;
   const EngineCounters n = running ? running->engine.counters() : EngineCounters{};
-  progress.finish(fmt::format("{} tokens computed, {} shared", log::human_count(static_cast<double>(n.computed_tokens)),
-                              log::human_count(static_cast<double>(n.shared_tokens))));
+  const auto of_all = [&](std::int64_t own) { return log::human_count(static_cast<double>(ranks.sum(own))); };
+  const std::string computed = of_all(n.computed_tokens), shared = of_all(n.shared_tokens);
+  progress.finish(fmt::format("{} tokens computed, {} shared", computed, shared));
   out.push_back(std::move(result));
   return true;
 }
 
-int stopped(const EvalFlags& f) {
+int stopped(const EvalFlags& f, const Ranks& ranks) {
   log::info("stopped{}", f.samples.empty() ? ": --samples FILE would let the next run go on from here"
                                            : fmt::format("; the same command{} goes on from here", f.force ? " without --force" : ""));
-  return 128 + StopSignals::received();
+  return 128 + ranks.signal();
 }
 
-int evaluate(const EvalFlags& f, const Placement& where) {
-  const Evaluation evaluation({.selection = resolve_tasks(f.tasks), .data = f.data, .shots = f.shots, .seeds = f.seeds, .limit = f.limit});
-  if (f.dry_run) {
-    std::optional<Subject> subject;
-    if (!f.models.empty()) subject.emplace(f, 0);
-    show_plan(evaluation, subject ? &subject->tokenizer() : nullptr, subject ? subject->reading() : Reading{},
-              subject ? subject->chat() : nullptr);
-    return 0;
-  }
-  const auto candidates = open_candidates(f, evaluation, where);
+int show_questions(const EvalFlags& f, const Evaluation& evaluation) {
+  std::optional<Subject> subject;
+  if (!f.models.empty()) subject.emplace(f, 0);
+  show_plan(evaluation, subject ? &subject->tokenizer() : nullptr, subject ? subject->reading() : Reading{},
+            subject ? subject->chat() : nullptr);
+  return 0;
+}
+
+int evaluate(const EvalFlags& f, const Placement& where, const Ranks& ranks) {
+  std::optional<Evaluation> evaluation;
+  ranks.together([&] {
+    evaluation.emplace(
+        EvaluationSettings{.selection = resolve_tasks(f.tasks), .data = f.data, .shots = f.shots, .seeds = f.seeds, .limit = f.limit});
+  });
+  if (f.dry_run) return ranks.first() ? show_questions(f, *evaluation) : 0;
+  const auto candidates = open_candidates(f, *evaluation, where, ranks);
   const StopSignals signals("\n", StopSignals::Second::quits);
   std::vector<ScoredModel> models;
   for (const auto& c : candidates) try {
-      if (!evaluate_model(f, *c, evaluation, where, models)) return stopped(f);
+      if (!evaluate_model(f, *c, *evaluation, where, ranks, models)) return stopped(f, ranks);
     } catch (const UsageError&) {
       throw;
     } catch (const Error& e) {
       throw Error(f.models.size() > 1 ? fmt::format("{}: {}", c->name, e.what()) : e.what());
     }
-  print_results(evaluation, models, f.json, f.html);
+  if (ranks.first()) print_results(*evaluation, models, f.json, f.html);
   return 0;
 }
 
-int score_requests(const EvalFlags& f, const Placement& where) {
-  const std::vector<Question> requests = read_requests(f.requests);
-  const Subject subject(f, 0);
+int score_requests(const EvalFlags& f, const Placement& where, const Ranks& ranks) {
+  std::vector<Question> requests;
+  std::optional<Subject> subject;
+  EvalJson settings;
+  ranks.together([&] {
+    requests = read_requests(f.requests);
+    subject.emplace(f, 0);
+    if (ranks.group || !f.samples.empty()) settings = settings_of(f, *subject, where);
+  });
+  ranks.agree(settings);
   std::unique_ptr<SampleFile> samples;
-  if (!f.samples.empty())
-    samples = std::make_unique<SampleFile>(f.samples, settings_of(f, subject, where), std::ssize(requests), false, f.force);
   std::vector<Likelihood> all;
-  while (samples && all.size() < requests.size()) {
-    const std::optional<Likelihood> known = samples->next_request();
-    if (!known) break;
-    all.push_back(*known);
-  }
+  const std::size_t known = Sharing{ranks.group}.first_counts([&] {
+    if (!f.samples.empty() && ranks.first())
+      samples = std::make_unique<SampleFile>(f.samples, settings, std::ssize(requests), false, f.force);
+    while (samples && all.size() < requests.size()) {
+      const std::optional<Likelihood> one = samples->next_request();
+      if (!one) break;
+      all.push_back(*one);
+    }
+    return all.size();
+  });
   const StopSignals signals("\n", StopSignals::Second::quits);
   std::optional<Running> running;
   log::Progress progress(f.requests, static_cast<double>(requests.size()), "requests");
-  const bool whole =
-      score_questions({engine_of(running, f, subject, where), subject.tokenizer(), subject.reading(), nullptr, where.threads},
-                      std::span(requests).subspan(all.size()), [&](std::size_t, std::vector<Likelihood> likelihoods) {
-                        all.push_back(likelihoods.front());
-                        if (samples) samples->add_request(all.back());
-                        progress.update(static_cast<double>(all.size()));
-                      });
-  if (!whole) return stopped(f);
+  const bool whole = score_questions(reader_of(running, f, *subject, where, ranks), std::span(requests).subspan(known),
+                                     [&](std::size_t, std::vector<Likelihood> likelihoods) {
+                                       all.push_back(likelihoods.front());
+                                       if (samples) samples->add_request(all.back());
+                                       progress.update(static_cast<double>(all.size()));
+                                     });
+  if (!whole) return stopped(f, ranks);
   progress.finish();
-  print_requests(all, f.json, !f.samples.empty());
+  if (ranks.first()) print_requests(all, f.json, !f.samples.empty());
   return 0;
 }
 
@@ -361,12 +395,17 @@ int score_requests(const EvalFlags& f, const Placement& where) {
 
 int cmd_eval(const Args& args) {
   CLI::App app("Benchmark tasks, document by document as lm-evaluation-harness gives them", "bhyt eval");
+  app.footer("Several processes share the documents out: mpirun -n 8 bhyt eval ..., one for each GPU of a machine (docs/scaling.md).");
   EvalFlags f;
   add_options(app, f);
   parse(app, args);
-  settle(f, app);
-  const Placement where = take_placement(f.words, "auto");
-  return f.requests.empty() ? evaluate(f, where) : score_requests(f, where);
+  const Ranks ranks;
+  Placement where;
+  ranks.together([&] {
+    settle(f, app);
+    where = take_placement(f.words, "auto");
+  });
+  return f.requests.empty() ? evaluate(f, where, ranks) : score_requests(f, where, ranks);
 }
 
 }  // namespace bhyt::cli

@@ -36,8 +36,10 @@ LaunchFlags parse_launch(const Args& args) {
   const auto dashes = std::find(args.begin(), args.end(), "--");
   LaunchFlags f;
   CLI::App app(
-      "Trains with several processes: runs `mpirun -n N bhyt pretrain ...`, passes a signal to stop on to all ranks and waits while they\n"
-      "save, and starts again from the newest checkpoint when they crash. Needs Open MPI; docs/scaling.md says more.",
+      "Works with several processes: runs `mpirun -n N bhyt pretrain ...` (or sft, eval, perplexity, sweep), passes a signal to stop on "
+      "to\n"
+      "all ranks and waits while they save, and starts training again from its newest checkpoint when it crashes. Needs Open MPI;\n"
+      "docs/scaling.md says more.",
       "bhyt launch");
   app.footer("Behind -- comes what is to be launched: bhyt launch -n 8 --restarts 3 -- pretrain CONFIG.yaml");
   app.add_option("-n,--ranks", f.ranks, "processes, on all hosts together")->required()->check(between(1, 65536));

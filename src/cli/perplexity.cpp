@@ -8,6 +8,7 @@
 
 #include "cli/cli.h"
 #include "cli/commands.h"
+#include "cli/ranks.h"
 #include "cli/text_options.h"
 #include "core/check.h"
 #include "core/log.h"
@@ -98,6 +99,42 @@ std::int64_t pages_for(const Model& model, std::int64_t window) {
   return std::min(affordable_pages(model), windows * KvPages::pages_for(window));
 }
 
+// A checkpoint that is ready to be asked.
+struct PerplexityModel {
+  PerplexityModel(PerplexityFlags& f, const CLI::App& app, const Placement& where)
+      : context(where.device, where.threads), checkpoint(f.model.find()), adapter(f.model.find_adapter()) {
+    model = load_with_adapter(context, checkpoint, adapter, where.dtype, f.repack.how(), f.repack.loading());
+    settle(f, app, model->config());
+    tokenizer = open_tokenizer(tokenizer_home(checkpoint, adapter), f.tokenizer, model->config().vocab, f.model.verify());
+    engine.emplace(context, *model,
+                   EngineOptions{.pages = pages_for(*model, f.what.window), .interrupted = [] { return StopSignals::received() != 0; }});
+  }
+
+  Context context;
+  std::filesystem::path checkpoint, adapter;
+  std::unique_ptr<Model> model;
+  std::unique_ptr<Tokenizer> tokenizer;
+  std::optional<Engine> engine;
+};
+
+// What all ranks must have alike.
+PerplexityJson facts_of(const PerplexityFlags& f, const PerplexityModel& m, const Placement& where) {
+  PerplexityJson files = PerplexityJson::array();
+  for (const InputFile& file : find_inputs(f.what.inputs)) files.push_back(fmt::format("{} ({} bytes)", file.path, file.bytes));
+  return {{"model", m.checkpoint.string()},
+          {"weights", identity_of(m.checkpoint, m.adapter)},
+          {"tokenizer", fmt::format("{:016x}", m.tokenizer->fingerprint())},
+          {"files", files},
+          {"kind of device", where.device.is_cuda() ? "cuda" : "cpu"},
+          {"dtype", name_of(where.dtype)},
+          {"mode", f.mode},
+          {"window", f.what.window},
+          {"stride", f.what.stride},
+          {"bos", f.what.bos},
+          {"limit", f.what.limit},
+          {"key", f.what.key}};
+}
+
 PerplexityJson or_null(const std::optional<double>& x) { return x ? PerplexityJson(*x) : PerplexityJson(nullptr); }
 
 void put_costs(PerplexityJson& j, const TokenCosts& c) {
@@ -150,26 +187,31 @@ int cmd_perplexity(const Args& args) {
   CLI::App app("How well a checkpoint predicts texts, token by token", "bhyt perplexity");
   PerplexityFlags f;
   add_options(app, f);
+  app.footer("Several processes share the windows out: mpirun -n 8 bhyt perplexity ..., one for each GPU of a machine (docs/scaling.md).");
   parse(app, args);
-  const Placement where = take_words(f);
-  check_flags(f);
-  Context ctx(where.device, where.threads);
-  const std::filesystem::path checkpoint = f.model.find(), adapter = f.model.find_adapter();
-  const auto model = load_with_adapter(ctx, checkpoint, adapter, where.dtype, f.repack.how(), f.repack.loading());
-  settle(f, app, model->config());
-  const auto tokenizer = open_tokenizer(tokenizer_home(checkpoint, adapter), f.tokenizer, model->config().vocab, f.model.verify());
+  const Ranks ranks;
+  Placement where;
+  std::optional<PerplexityModel> m;
   std::optional<OutputFile> samples;
-  if (!f.samples.empty()) samples.emplace(output_path(f.samples));
+  PerplexityJson facts;
+  ranks.together([&] {
+    where = take_words(f);
+    check_flags(f);
+    m.emplace(f, app, where);
+    if (ranks.group) facts = facts_of(f, *m, where);
+    if (!f.samples.empty() && ranks.first()) samples.emplace(output_path(f.samples));
+  });
+  ranks.agree(facts);
   const StopSignals signals("\n", StopSignals::Second::quits);
-  Engine engine(ctx, *model, {.pages = pages_for(*model, f.what.window), .interrupted = [] { return StopSignals::received() != 0; }});
-  const Perplexity r = score_files(engine, *tokenizer, f.what, [&](const ScoredText& text) {
+  f.what.ranks = Sharing::over(ranks.group, where.device);
+  const Perplexity r = score_files(*m->engine, *m->tokenizer, f.what, [&](const ScoredText& text) {
     if (!samples) return;
     const std::string line = sample_line(text);
     samples->write(line.data(), line.size());
   });
-  if (r.interrupted) return interrupted(r, StopSignals::received());
+  if (r.interrupted) return interrupted(r, ranks.signal());
   if (samples) samples->commit();
-  print(f, r);
+  if (ranks.first()) print(f, r);
   return 0;
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/ranks.h"
 #include "cli/sweep_options.h"
 #include "cli/training.h"
 #include "core/check.h"
@@ -33,8 +34,17 @@ void print_sweep_help() {
       "{}"
       "  --json        print summary.json on stdout instead of tables\n"
       "  --quiet       no messages but warnings and errors\n\n"
+      "Several processes take the runs of one sweep: mpirun -n 8 bhyt sweep ..., one for each GPU of a machine (docs/scaling.md).\n\n"
       "Keys are those of bhyt pretrain (bhyt help pretrain), or of bhyt sft where the section says command: sft.\n",
       kSweepFlags);
+}
+
+// The exit code.
+int show_outcome(const study::SweepOutcome& outcome, const study::SweepOptions& o, bool json) {
+  const std::string text = study::write_results(outcome.index, o.folder, "Sweep " + o.folder.filename().string());
+  fmt::print("{}\n", json ? study::summary_json(outcome.index).dump(1) : text);
+  log::info("{}", (o.folder / "report.html").string());
+  return finish_sweep(outcome);
 }
 
 }  // namespace
@@ -85,19 +95,20 @@ int cmd_sweep(const Args& args) {
     return 0;
   }
   check_usage(!w.force && w.verify, "--force and --no-verify are flags of a single run; see bhyt help sweep");
-  const study::SweepOptions o = f.options("runs/sweep");
+  study::SweepOptions o = f.options("runs/sweep");
+  constexpr double kTimeout = 600;  // ranks meet ten times a second
+  const Ranks ranks(kTimeout);
+  o.group = ranks.group;
+  study::Plan plan;
   log::set_quiet(true);  // which word takes the place of which key is said once for every run
-  const study::Plan plan = study::make_plan({.base = train::config_tree(w.config, {}), .called = w.config, .words = w.overrides});
+  ranks.together([&] { plan = study::make_plan({.base = train::config_tree(w.config, {}), .called = w.config, .words = w.overrides}); });
   log::set_quiet(w.quiet);
   if (f.dry_run) {
-    fmt::print("{}", describe_forecast(study::forecast(plan, o), o));
+    if (ranks.first()) fmt::print("{}", describe_forecast(study::forecast(plan, o), o));
     return 0;
   }
   const study::SweepOutcome outcome = study::run_sweep(plan, o);
-  const std::string text = study::write_results(outcome.index, o.folder, "Sweep " + o.folder.filename().string());
-  fmt::print("{}\n", w.json ? study::summary_json(outcome.index).dump(1) : text);
-  log::info("{}", (o.folder / "report.html").string());
-  return finish_sweep(outcome);
+  return ranks.end(ranks.first() ? show_outcome(outcome, o, w.json) : 0);
 }
 
 }  // namespace bhyt::cli

@@ -17,7 +17,8 @@ struct SweepFlags {
 };
 constexpr const char* kSweepFlags =
     "  --out DIR     the folder of the runs, made where it is missing\n"
-    "  --jobs N      so many runs at once; auto (default): as many as bring the greatest speed in all, found by measurement\n"
+    "  --jobs N      so many runs at once (on each rank); auto (default): as many as bring the greatest speed in all, found by "
+    "measurement\n"
     "  --keep WHAT   of a finished run's checkpoints: weights (default), all (to go on from), none\n"
     "  --retry       failed and diverged runs again\n"
     "  --dry-run     say how many runs, how long and how much disk, and run nothing\n";

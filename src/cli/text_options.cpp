@@ -6,8 +6,11 @@
 #include "cli/cli.h"
 #include "core/check.h"
 #include "core/log.h"
+#include "data/files.h"
+#include "io/hash.h"
 #include "model/adapter.h"
 #include "model/checkpoint.h"
+#include "model/checkpoint_files.h"
 
 namespace bhyt::cli {
 
@@ -53,6 +56,23 @@ std::unique_ptr<Model> load_with_adapter(Context& ctx, const std::filesystem::pa
 
 std::string tokenizer_home(const std::filesystem::path& checkpoint, const std::filesystem::path& adapter) {
   return !adapter.empty() && holds_tokenizer(adapter) ? adapter.string() : checkpoint.string();
+}
+
+std::string identity_of(const std::filesystem::path& checkpoint, const std::filesystem::path& adapter) {
+  Hash64 hash;
+  if (!adapter.empty())
+    for (const char* file : {kAdapterConfig, kAdapterWeights}) hash.add(hash_file(adapter / file));
+  if (const auto manifest = checkpoint / kManifest; std::filesystem::exists(manifest)) {
+    hash.update(read_text(manifest));
+  } else {
+    const WeightFiles files(checkpoint);
+    hash.update(read_text(checkpoint / "config.json"));
+    for (const auto& file : files.files()) {
+      hash.update(file->path().filename().string());
+      hash.add(hash_file(file->path()));
+    }
+  }
+  return fmt::format("{:016x}", hash.digest());
 }
 
 std::unique_ptr<Tokenizer> open_tokenizer(const std::string& checkpoint, const std::string& named, std::int64_t vocab, Verify verify,

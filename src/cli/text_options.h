@@ -33,6 +33,8 @@ struct RepackOption {
 // load_model with the adapter of a folder merged into it; "": none.
 std::unique_ptr<Model> load_with_adapter(Context& ctx, const std::filesystem::path& checkpoint, const std::filesystem::path& adapter,
                                          DType type, const std::optional<Model::Repack>& how, Load load = Load::copied);
+// Changes when the weights of a checkpoint do, or its adapter ("": none).
+std::string identity_of(const std::filesystem::path& checkpoint, const std::filesystem::path& adapter);
 // Where the tokenizer and its chat template are: with the adapter where it was saved with its own, else with the model.
 std::string tokenizer_home(const std::filesystem::path& checkpoint, const std::filesystem::path& adapter);
 

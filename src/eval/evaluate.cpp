@@ -97,9 +97,11 @@ void Evaluation::for_each_question(std::int64_t seed, const ChatFormat* chat, co
     for (const Question& q : questions(t, seed, chat)) take(q);
 }
 
-bool score_questions(const Reader& reader, std::span<const Question> questions,
-                     const std::function<void(std::size_t, std::vector<Likelihood>)>& done) {
-  if (questions.empty()) return true;
+namespace {
+
+// Questions of this rank.
+bool score_here(const Reader& reader, std::span<const Question> questions,
+                const std::function<void(std::size_t, std::vector<Likelihood>)>& done) {
   std::vector<std::vector<Passage>> apart(questions.size());
   {
     Threads threads(reader.threads);
@@ -132,18 +134,54 @@ bool score_questions(const Reader& reader, std::span<const Question> questions,
   }
 }
 
+// What a model computes for each, in tokens of four characters: whoever scores a question encodes it, and no other. A context's beginning
+// that stood before is not computed again.
+std::vector<double> costs_of(std::span<const Question> questions) {
+  std::vector<double> costs;
+  const std::string none;
+  const std::string* before = &none;
+  for (const Question& q : questions) {
+    double characters = 0;
+    for (std::size_t i = 0; i < q.continuations.size(); ++i) {
+      const std::string& context = q.context(i);
+      const auto own = std::ranges::mismatch(context, *before).in1;
+      characters += static_cast<double>(context.end() - own) + static_cast<double>(q.continuations[i].size());
+      before = &context;
+    }
+    costs.push_back(characters / 4 + 1);
+  }
+  return costs;
+}
+
+}  // namespace
+
+bool score_questions(const Reader& reader, std::span<const Question> questions,
+                     const std::function<void(std::size_t, std::vector<Likelihood>)>& done) {
+  if (questions.empty()) return true;
+  if (!reader.ranks.several()) return score_here(reader, questions, done);
+  return share_out(
+      reader.ranks, costs_of(questions),
+      [&](std::size_t first, std::size_t last, const auto& give) {
+        score_here(reader, questions.subspan(first, last - first),
+                   [&](std::size_t, const std::vector<Likelihood>& choices) { give(as_bytes(std::span(choices))); });
+      },
+      [&](std::size_t i, const std::string& bytes) { done(i, from_bytes<Likelihood>(bytes)); });
+}
+
 bool Evaluation::run_task(const Reader& reader, const LoadedTask& task, std::int64_t seed, SampleFile* samples,
                           const std::function<void(const std::string&)>& done, std::vector<Scored>& scored) const {
-  std::vector<Question> left;
-  for (Question& q : questions(task, seed, reader.chat)) {
-    std::optional<Scored> known = left.empty() && samples ? samples->next(q, seed) : std::nullopt;
-    if (known) {
-      scored.push_back(std::move(*known));
-      done(q.task);
-    } else {
-      left.push_back(std::move(q));
+  const std::vector<Question> all = questions(task, seed, reader.chat);
+  const std::size_t known = reader.ranks.first_counts([&] {
+    std::size_t n = 0;
+    for (; samples && n < all.size(); ++n) {
+      std::optional<Scored> one = samples->next(all[n], seed);
+      if (!one) break;
+      scored.push_back(std::move(*one));
+      done(all[n].task);
     }
-  }
+    return n;
+  });
+  const std::span<const Question> left = std::span(all).subspan(known);
   return score_questions(reader, left, [&](std::size_t i, std::vector<Likelihood> choices) {
     const Question& q = left[i];
     Graded graded = grade(q, std::move(choices), task.task.acc_norm);
@@ -156,23 +194,30 @@ bool Evaluation::run_task(const Reader& reader, const LoadedTask& task, std::int
 bool Evaluation::run_texts(const Reader& reader, const Texts& texts, SampleFile* samples,
                            const std::function<void(const std::string&)>& done, std::vector<Scored>& scored) const {
   const std::string& name = texts.task.name;
-  std::int64_t first = 0;
-  for (; samples && first < std::ssize(texts.read.texts); ++first) {
-    std::optional<Scored> known = samples->next(name, first, detokenize(texts.read.texts[static_cast<std::size_t>(first)]));
-    if (!known) break;
-    known->seed = settings_.seeds.front();
-    scored.push_back(std::move(*known));
-    done(name);
-  }
-  const std::span<const std::string> left = std::span(texts.read.texts).subspan(static_cast<std::size_t>(first));
+  const std::vector<std::string>& pages = texts.read.texts;
+  const std::size_t first = reader.ranks.first_counts([&] {
+    std::size_t n = 0;
+    for (; samples && n < pages.size(); ++n) {
+      std::optional<Scored> known = samples->next(name, static_cast<std::int64_t>(n), detokenize(pages[n]));
+      if (!known) break;
+      known->seed = settings_.seeds.front();
+      scored.push_back(std::move(*known));
+      done(name);
+    }
+    return n;
+  });
+  const std::span<const std::string> left = std::span(pages).subspan(first);
   if (left.empty()) return true;
-  return score_rolling(reader.engine(), reader.tokenizer, left, reader.reading, [&](std::size_t i, const RollingDocument& d) {
-    const std::int64_t document = first + static_cast<std::int64_t>(i);
+  Engine* engine = nullptr;
+  reader.ranks.together([&] { engine = &reader.engine(); });
+  const auto take = [&](std::size_t i, const RollingDocument& d) {
+    const auto document = static_cast<std::int64_t>(first + i);
     const Rolled rolled{.sum = d.loglikelihood, .tokens = d.tokens, .words = d.words, .bytes = d.bytes};
     if (samples) samples->add(name, document, d.text, rolled);
     scored.push_back({.task = name, .document = document, .seed = settings_.seeds.front(), .what = rolled});
     done(name);
-  });
+  };
+  return score_rolling(*engine, reader.tokenizer, left, reader.reading, take, reader.ranks);
 }
 
 bool Evaluation::run(const Reader& reader, SampleFile* samples, const std::function<void(const std::string&)>& done,

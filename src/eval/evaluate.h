@@ -14,6 +14,7 @@
 #include "eval/results.h"
 #include "eval/samples.h"
 #include "eval/scored.h"
+#include "eval/share.h"
 
 namespace bhyt {
 
@@ -32,7 +33,8 @@ struct Reader {
   const Tokenizer& tokenizer;
   Reading reading;
   const ChatFormat* chat = nullptr;
-  int threads = 0;  // that encode; 0: all
+  int threads = 0;     // that encode; 0: all
+  Sharing ranks = {};  // that score together
 };
 
 class Evaluation {
@@ -48,7 +50,8 @@ class Evaluation {
   void for_each_question(std::int64_t seed, const ChatFormat* chat, const std::function<void(const Question&)>& take) const;
 
   // Every document of every task and seed; `samples` (or null) gives those that were scored before and takes the others. `done` hears of
-  // each. What a seed does not change is scored once and stands for all of them. False when the engine was interrupted.
+  // each. What a seed does not change is scored once and stands for all of them. False when the engine was interrupted. Of several ranks
+  // the first has the samples, and `scored` is whole there.
   bool run(const Reader& reader, SampleFile* samples, const std::function<void(const std::string& task)>& done,
            std::vector<Scored>& scored) const;
 
@@ -69,7 +72,7 @@ class Evaluation {
   std::vector<Texts> texts_;
 };
 
-// Questions one after the other: done(i, its likelihoods). False when the engine was interrupted.
+// Questions one after the other: done(i, its likelihoods), of several ranks on all of them. False when the engine was interrupted.
 bool score_questions(const Reader& reader, std::span<const Question> questions,
                      const std::function<void(std::size_t, std::vector<Likelihood>)>& done);
 

@@ -88,15 +88,18 @@ class Job {
       : tokenizer_(tokenizer),
         options_(options),
         each_(each),
-        scorer_(engine),
+        scorer_(engine, options.ranks),
         total_(options.limit > 0 ? static_cast<double>(options.limit) : bytes) {
     if (options.progress) progress_.emplace("scored", total_, options.limit > 0 ? "texts" : "B");
   }
 
   // False when nothing more is wanted.
   bool take(const EncodedChunk& chunk) {
+    if (!wanted()) return false;  // how many were read ahead by then is another matter on every rank
     for (std::size_t i = 0; i < chunk.texts.size() && wanted(); ++i) add(chunk, chunk.texts[i], stretch_of(chunk, i));
-    if (wanted() && chunk.error) std::rethrow_exception(chunk.error);
+    options_.ranks.together([&] {
+      if (wanted() && chunk.error) std::rethrow_exception(chunk.error);
+    });
     return wanted();
   }
 
@@ -210,7 +213,8 @@ void check_perplexity(const PerplexityOptions& o) {
 Perplexity score_files(Engine& engine, const Tokenizer& tokenizer, const PerplexityOptions& options,
                        const std::function<void(const ScoredText&)>& each) {
   check_perplexity(options);
-  const std::vector<InputFile> files = find_inputs(options.inputs);
+  std::vector<InputFile> files;
+  options.ranks.together([&] { files = find_inputs(options.inputs); });
   double bytes = 0;
   for (const InputFile& f : files) bytes += static_cast<double>(f.bytes);
   Source source(files, tokenizer, options);
@@ -222,10 +226,12 @@ Perplexity score_files(Engine& engine, const Tokenizer& tokenizer, const Perplex
       });
   job.finish();
   const Perplexity& r = job.result;
-  check(r.interrupted || r.costs.scored > 0, "no token can be scored: {} texts with {} tokens in all {}", grouped(r.documents),
-        grouped(r.tokens),
-        options.mode == PerplexityMode::packed ? fmt::format("do not fill a block of {}", grouped(options.window))
-                                               : "hold nothing but first ones, which nothing stands before");
+  options.ranks.together([&] {
+    check(r.interrupted || r.costs.scored > 0, "no token can be scored: {} texts with {} tokens in all {}", grouped(r.documents),
+          grouped(r.tokens),
+          options.mode == PerplexityMode::packed ? fmt::format("do not fill a block of {}", grouped(options.window))
+                                                 : "hold nothing but first ones, which nothing stands before");
+  });
   return r;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "eval/score.h"
+#include "eval/share.h"
 #include "text/tokenizer.h"
 
 namespace bhyt {
@@ -26,6 +27,7 @@ struct PerplexityOptions {
   bool bos = true;          // windows: what the tokenizer's post-processor adds stands in the text
   std::int64_t limit = 0;   // texts at most; 0: all
   bool progress = true;
+  Sharing ranks = {};  // that score together: all read the texts
 };
 
 // What scored tokens cost.

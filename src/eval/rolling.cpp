@@ -17,10 +17,13 @@ TokenId first_token(const Tokenizer& tokenizer) {
 }  // namespace
 
 bool score_rolling(Engine& engine, const Tokenizer& tokenizer, std::span<const std::string> pages, const Reading& reading,
-                   const std::function<void(std::size_t, const RollingDocument&)>& done) {
-  check_usage(reading.length >= 1, "expected at least 1 token to be read at a time, got {}", reading.length);
-  const TokenId first = first_token(tokenizer);
-  WindowScorer scorer(engine);
+                   const std::function<void(std::size_t, const RollingDocument&)>& done, const Sharing& ranks) {
+  TokenId first = 0;
+  ranks.together([&] {
+    check_usage(reading.length >= 1, "expected at least 1 token to be read at a time, got {}", reading.length);
+    first = first_token(tokenizer);
+  });
+  WindowScorer scorer(engine, ranks);
   for (std::size_t i = 0; i < pages.size(); ++i) {
     RollingDocument document{.text = detokenize(pages[i]), .words = count_words(pages[i]), .bytes = std::ssize(pages[i])};
     std::vector<TokenId> ids{first};

@@ -10,6 +10,7 @@
 
 #include "eval/encode.h"
 #include "eval/score.h"
+#include "eval/share.h"
 #include "text/tokenizer.h"
 
 namespace bhyt {
@@ -23,8 +24,8 @@ struct RollingDocument {
 };
 
 // Scores pages in order and says so in order: done(number of the page, its document). False when the engine was interrupted before the
-// last one. UsageError for a tokenizer without a token that may stand before a text (BOS or EOS).
+// last one. Several ranks share the windows out. UsageError for a tokenizer without a token that may stand before a text (BOS or EOS).
 bool score_rolling(Engine& engine, const Tokenizer& tokenizer, std::span<const std::string> pages, const Reading& reading,
-                   const std::function<void(std::size_t, const RollingDocument&)>& done);
+                   const std::function<void(std::size_t, const RollingDocument&)>& done, const Sharing& ranks = {});
 
 }  // namespace bhyt

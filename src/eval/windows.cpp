@@ -43,8 +43,21 @@ bool WindowScorer::add(std::span<const TokenId> ids, const std::vector<Window>& 
 bool WindowScorer::finish() {
   const std::vector<Passage> passages = std::exchange(passages_, {});
   tokens_ = 0;
-  return passages.empty() ||
-         score_passages(engine_, passages, [&](std::size_t, std::span<const EndingScore> scores) { take(scores.front()); });
+  return passages.empty() || score(passages);
+}
+
+bool WindowScorer::score(std::span<const Passage> passages) {
+  if (!ranks_.several())
+    return score_passages(engine_, passages, [&](std::size_t, std::span<const EndingScore> scores) { take(scores.front()); });
+  std::vector<double> costs;
+  for (const Passage& p : passages) costs.push_back(static_cast<double>(p.context.size() + p.endings.front().size()));
+  return share_out(
+      ranks_, costs,
+      [&](std::size_t first, std::size_t last, const auto& give) {
+        score_passages(engine_, passages.subspan(first, last - first),
+                       [&](std::size_t, std::span<const EndingScore> scores) { give(as_bytes(scores)); });
+      },
+      [&](std::size_t, const std::string& bytes) { take(from_bytes<EndingScore>(bytes).front()); });
 }
 
 void WindowScorer::take(const EndingScore& score) {

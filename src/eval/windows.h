@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "eval/score.h"
+#include "eval/share.h"
 #include "text/tokenizer.h"
 
 namespace bhyt {
@@ -31,12 +32,13 @@ std::vector<Window> rolling_windows(std::int64_t tokens, std::int64_t length);
 Passage passage_of(std::span<const TokenId> ids, const Window& window);
 
 // Scores texts by their windows, in order. Windows are gathered until they are worth computing together, so that memory does not grow with
-// the number of texts.
+// the number of texts. Several ranks share them out; all add the same texts and hear of all.
 class WindowScorer {
  public:
   using Done = std::function<void(const EndingScore&)>;                 // of a text: its windows together
   using Step = std::function<void(const Window&, const EndingScore&)>;  // of each window
-  explicit WindowScorer(Engine& engine, std::int64_t batch_tokens = kBatchTokens) : engine_(engine), batch_tokens_(batch_tokens) {}
+  explicit WindowScorer(Engine& engine, const Sharing& ranks = {}, std::int64_t batch_tokens = kBatchTokens)
+      : engine_(engine), ranks_(ranks), batch_tokens_(batch_tokens) {}
 
   // Both: false when the engine was interrupted; what was not scored by then never is.
   bool add(std::span<const TokenId> ids, const std::vector<Window>& windows, Done done, Step step = {});
@@ -51,10 +53,12 @@ class WindowScorer {
     std::size_t scored = 0;  // of the windows
     EndingScore sums = {};
   };
+  bool score(std::span<const Passage> passages);
   void take(const EndingScore& score);
   void tell_finished();
 
   Engine& engine_;
+  Sharing ranks_;
   std::deque<Text> texts_;  // that are not done, the oldest first
   std::int64_t batch_tokens_;
   std::vector<Passage> passages_;

@@ -1,6 +1,7 @@
 #include "parallel/launch.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -8,9 +9,11 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <thread>
 
 #include "core/check.h"
 #include "core/log.h"
+#include "core/threads.h"
 
 namespace bhyt::parallel {
 
@@ -20,7 +23,9 @@ namespace fs = std::filesystem;
 
 constexpr const char* kLibrary = "libbhyt_mpi.so";
 
-// What mpirun, or srun with a PMI, says to the processes it starts.
+// How the names begin of what mpirun, or srun with a PMI, says to the processes it starts.
+constexpr const char* kLaunchers[] = {"OMPI_COMM_WORLD_", "PMI_", "PMIX_", "MV2_COMM_WORLD_"};
+
 bool launched() {
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MV2_COMM_WORLD_SIZE"})
     if (std::getenv(name)) return true;
@@ -75,7 +80,8 @@ Group* group() {
 
 Group* opened() { return state().group.get(); }
 
-void on_all_ranks() { state().all_fail = true; }
+void on_all_ranks(bool ends) { state().all_fail = ends; }
+bool ends_all() { return state().all_fail; }
 bool told_by_another() { return state().all_fail && state().group && state().group->rank() > 0; }
 
 void leave(int code) {
@@ -103,6 +109,13 @@ std::vector<std::string> gather_texts(Group& g, const std::string& own) {
   return out;
 }
 
+std::vector<std::int64_t> gather_numbers(Group& g, std::int64_t own) {
+  std::vector<std::int64_t> all(static_cast<std::size_t>(g.size()));
+  all[static_cast<std::size_t>(g.rank())] = own;
+  g.gather(all.data(), sizeof own, sizeof own);
+  return all;
+}
+
 void barrier(Group& g) {
   std::vector<char> tokens(static_cast<std::size_t>(g.size()));
   g.gather(tokens.data(), 1, 1);
@@ -128,6 +141,33 @@ void together(Group& g, const std::function<void()>& work) {
     if (text[0] == 'u') throw UsageError(message);
     throw Error(message);
   }
+}
+
+Device own_device(const Group& g, const std::string& name, const std::string& key, bool share_gpu, const std::string& otherwise) {
+  const Device device = parse_device(name, key);
+  if (g.size() == 1 || !device.is_cuda()) return device;
+  const int gpus = cuda::device_count();
+  if (share_gpu) return parse_device(fmt::format("cuda:{}", g.local_rank() % gpus), key);
+  check_usage(g.local_size() <= gpus && name.find(':') == std::string::npos,
+              "{} ranks on {} would share a GPU ({}={}, {} GPUs): start one rank for each{}", g.local_size(), g.host(g.rank()), key, name,
+              gpus, otherwise);
+  return parse_device(fmt::format("cuda:{}", g.local_rank()), key);
+}
+
+int own_threads(const Group& g, int asked) {
+  if (asked > 0 || g.size() == 1) return asked;
+  return std::max(1, std::min(available_cores(), static_cast<int>(std::thread::hardware_concurrency()) / g.local_size()));
+}
+
+std::vector<std::string> environment_of_one() {
+  std::vector<std::string> out;
+  for (char** entry = environ; *entry; ++entry) {
+    const std::string text = *entry;
+    const bool of_launcher =
+        std::any_of(std::begin(kLaunchers), std::end(kLaunchers), [&](const char* name) { return text.starts_with(name); });
+    if (!of_launcher) out.push_back(text);
+  }
+  return out;
 }
 
 }  // namespace bhyt::parallel

@@ -1,10 +1,13 @@
 // Whether this process is one of several, and the group they make.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "core/device.h"
 #include "parallel/group.h"
 
 namespace bhyt::parallel {
@@ -17,8 +20,10 @@ int launched_ranks();
 Group* group();
 Group* opened();  // the same; null where nobody asked for it yet
 
-// Before an Error that all ranks throw: the first one tells it, and all end in good order.
-void on_all_ranks();
+// Before an Error that all ranks throw, or an exit code that all have: the first one tells it, and all end in good order. False: it did not
+// end them after all.
+void on_all_ranks(bool ends = true);
+bool ends_all();  // the end of this process is one of all ranks
 bool told_by_another();
 
 // For the end of the process. An end that is not good ends the other ranks, too.
@@ -26,10 +31,20 @@ void leave(int code);
 
 // Every rank's text, by rank.
 std::vector<std::string> gather_texts(Group& group, const std::string& own);
+std::vector<std::int64_t> gather_numbers(Group& group, std::int64_t own);
 void barrier(Group& group);
 
 // Runs work on every rank, and goes on when it went well on all; else all throw the Error of the first rank on which it did not, with its
 // rank and host. What throws is no part of a collective.
 void together(Group& group, const std::function<void()>& work);
+
+// Of several ranks on a host each has a GPU of its own, and its share of the cores. `name` as parse_device takes it. UsageError that names
+// `key` where ranks would share a GPU and may not; `otherwise` says what else could be done.
+Device own_device(const Group& group, const std::string& name, const std::string& key, bool share_gpu = false,
+                  const std::string& otherwise = "");
+int own_threads(const Group& group, int asked);  // asked 0: the share
+
+// The environment of a process that is started as one of its own: without what MPI's launchers say to theirs.
+std::vector<std::string> environment_of_one();
 
 }  // namespace bhyt::parallel

@@ -24,7 +24,7 @@ struct Record {
   std::optional<double> valid_loss, best_valid_loss, loss;  // last validation, lowest validation, last training loss; nats per token
   std::optional<std::int64_t> best_step;
   double tokens = 0, tok_s = 0, seconds = 0;  // of training steps: without start, validation and saving
-  int jobs = 1;                               // how many ran at once when it began: speeds compare where this is 1
+  int jobs = 1;                               // how many shared its GPU or its host's cores when it began: speeds compare where this is 1
   bool diverged = false;                      // its last validation is not finite
   bool skipping = false;                      // nor was its last step
   std::string error;

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "parallel/launch.h"
 
 namespace bhyt::study {
 
@@ -25,15 +26,22 @@ int open_for_child(const std::string& path) {
 }
 
 // Between fork and exec: nothing here may allocate.
-[[noreturn]] void become(const char* program, char** argv, int out, int err, pid_t parent) {
+[[noreturn]] void become(const char* program, char** argv, char** environment, int out, int err, pid_t parent) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (getppid() != parent) _exit(1);  // it ended before the line above
   dup2(out, STDOUT_FILENO);
   dup2(err, STDERR_FILENO);
   if (const int none = ::open("/dev/null", O_RDONLY); none >= 0) dup2(none, STDIN_FILENO);
-  execv(program, argv);
+  execve(program, argv, environment);
   _exit(127);
+}
+
+std::vector<char*> pointers(std::vector<std::string>& texts) {
+  std::vector<char*> out;
+  for (std::string& t : texts) out.push_back(t.data());
+  out.push_back(nullptr);
+  return out;
 }
 
 }  // namespace
@@ -42,7 +50,8 @@ Child::Child(const std::vector<std::string>& args, const std::string& out, const
   std::vector<std::string> words = {"bhyt"};
   words.insert(words.end(), args.begin(), args.end());
   const int err_fd = open_for_child(err), out_fd = out.empty() ? err_fd : open_for_child(out);
-  start(kSelf, std::move(words), out_fd, err_fd);
+  std::vector<std::string> environment = parallel::environment_of_one();  // it is no rank, even if this process is
+  start(kSelf, std::move(words), pointers(environment).data(), out_fd, err_fd);
   if (out_fd != err_fd) ::close(out_fd);
   ::close(err_fd);
   check(pid_ > 0, "could not start a process: {}", std::strerror(errno));
@@ -52,20 +61,18 @@ Child Child::of(const std::string& program, const std::vector<std::string>& args
   std::vector<std::string> words = {program};
   words.insert(words.end(), args.begin(), args.end());
   Child child;
-  child.start(program.c_str(), std::move(words), STDOUT_FILENO, STDERR_FILENO);
+  child.start(program.c_str(), std::move(words), environ, STDOUT_FILENO, STDERR_FILENO);
   check(child.pid_ > 0, "could not start {}: {}", program, std::strerror(errno));
   return child;
 }
 
 // Leaves errno as it is where there was no process to be had.
-void Child::start(const char* program, std::vector<std::string> words, int out, int err) {
-  std::vector<char*> argv;
-  for (std::string& w : words) argv.push_back(w.data());
-  argv.push_back(nullptr);
+void Child::start(const char* program, std::vector<std::string> words, char** environment, int out, int err) {
+  std::vector<char*> argv = pointers(words);
   const pid_t parent = getpid();
   ::signal(SIGCHLD, SIG_DFL);  // where it is ignored, as it may be from our own parent, there is no exit code
   pid_ = fork();
-  if (pid_ == 0) become(program, argv.data(), out, err, parent);
+  if (pid_ == 0) become(program, argv.data(), environment, out, err, parent);
 }
 
 Child::~Child() {

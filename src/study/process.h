@@ -11,7 +11,7 @@ namespace bhyt::study {
 class Child {
  public:
   // stdout and stderr go to files ("" = stdout goes to stderr's). The child stops when this process ends, and a ^C on the terminal does not
-  // reach it: send() does.
+  // reach it: send() does. It is a process of its own where this one is a rank of MPI's.
   Child(const std::vector<std::string>& args, const std::string& out, const std::string& err);
   // Another program: what it prints goes where this one's goes.
   static Child of(const std::string& program, const std::vector<std::string>& args);
@@ -26,7 +26,7 @@ class Child {
 
  private:
   Child() = default;
-  void start(const char* program, std::vector<std::string> words, int out, int err);
+  void start(const char* program, std::vector<std::string> words, char** environment, int out, int err);
   pid_t pid_ = 0;
   int status_ = 0;
 };

@@ -17,11 +17,12 @@
 #include "core/signals.h"
 #include "io/checkpoint_folders.h"
 #include "machine/machine.h"
+#include "parallel/launch.h"
 #include "report/run.h"
 #include "study/console.h"
 #include "study/jobs.h"
-#include "study/process.h"
 #include "study/size.h"
+#include "study/workers.h"
 #include "train/data.h"
 
 namespace bhyt::study {
@@ -34,15 +35,16 @@ constexpr const char* kConfigs = "configs";
 constexpr const char* kLogs = "logs";
 constexpr const char* kNotice = "\nstopping; the runs under way save what they have (once more to quit at once)\n";
 
-// Held by the sweep and by its runs: a sweep that is killed leaves runs that still save, and the next one waits for them.
+// Held by the sweep and by its runs: a sweep that is killed leaves runs that still save, and the next one waits for them. The runs of all
+// ranks but the first hold a shared one, of the folder of configs.
 class FolderLock {
  public:
-  explicit FolderLock(const fs::path& folder) {
+  explicit FolderLock(const fs::path& folder, int how = LOCK_EX) {
     fs::create_directories(folder);
     fd_ = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY);
     check(fd_ >= 0, "could not open {}: {}", folder.string(), std::strerror(errno));
     constexpr int kSeconds = 60;
-    for (int tenths = 0; ::flock(fd_, LOCK_EX | LOCK_NB) != 0; ++tenths) {
+    for (int tenths = 0; ::flock(fd_, how | LOCK_NB) != 0; ++tenths) {
       check(errno == EWOULDBLOCK && tenths < 10 * kSeconds, "another sweep works in {}", folder.string());
       if (tenths == 5) log::info("waiting for the runs of another sweep in {}", folder.string());
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -58,7 +60,7 @@ class FolderLock {
 
 struct Active {
   std::size_t run = 0;  // of the index
-  Child child;
+  int rank = 0;
   int level = 1;          // how many were to run at once when it began
   std::int64_t seen = 0;  // lines of metrics that it had when that number was reached
   RunProgress progress;
@@ -66,9 +68,16 @@ struct Active {
 
 class Sweep {
  public:
-  Sweep(const Plan& plan, const SweepOptions& options)
-      : plan_(plan), options_(options), lock_(options.folder), index_(merge(read_index(options.folder), plan)), jobs_(make_jobs()) {
+  Sweep(const Plan& plan, const SweepOptions& options, Workers& workers, bool on_gpu)
+      : plan_(plan),
+        options_(options),
+        lock_(options.folder),
+        index_(merge(read_index(options.folder), plan)),
+        workers_(workers),
+        on_gpu_(on_gpu),
+        jobs_(make_jobs()) {
     for (const char* sub : {kConfigs, kLogs}) fs::create_directories(options_.folder / sub);
+    (void)FolderLock(options_.folder / kConfigs);  // nobody has it any more
     const std::set<std::string> ids = [&] {
       std::set<std::string> out;
       for (const PlannedRun& run : plan_.runs) out.insert(run.id);
@@ -93,9 +102,10 @@ class Sweep {
     const StopSignals stop(kNotice, StopSignals::Second::quits);
     started_ = seconds();
     if (settled_ > 0) log::info("{} of {} runs have ended already and are left alone", settled_, total_);
-    while (!active_.empty() || (!waiting_.empty() && !stop.received())) {
-      if (stop.received() && !told_) tell_to_stop(stop.received());
-      if (!stop.received()) start_more();
+    const auto signal = [&] { return stop.received() ? stop.received() : workers_.signalled(); };
+    while (!active_.empty() || (!waiting_.empty() && !signal())) {
+      if (signal() && !told_) tell_to_stop(signal());
+      if (!signal()) start_more();
       collect();
       measure();
       show();
@@ -106,7 +116,8 @@ class Sweep {
       const Status s = index_.find(p.id)->status;
       return s == Status::failed || s == Status::interrupted;
     };
-    return {index_, stop.received(), std::any_of(plan_.runs.begin(), plan_.runs.end(), bad)};
+    workers_.dismiss();
+    return {index_, signal(), std::any_of(plan_.runs.begin(), plan_.runs.end(), bad)};
   }
 
  private:
@@ -116,24 +127,35 @@ class Sweep {
   }
   void save() const { write_index(index_, options_.folder); }
 
+  // Ranks on the same host share its cores and memory; each has a GPU of its own.
+  int beside(int rank) const { return on_gpu_ ? 1 : workers_.on_host_of(rank); }
+
   JobCount make_jobs() {
     if (plan_.runs.empty()) return JobCount(1);
-    on_gpu_ = parse_device(train::read_run_config(plan_.runs.front().tree, Verify::no, plan_.work).run.device).is_cuda();
     const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-    return JobCount(options_.jobs, on_gpu_ ? kMostOnAGpu : cores);
+    return JobCount(options_.jobs, on_gpu_ ? kMostOnAGpu : std::max(1, cores / beside(0)));
   }
 
   // On a CPU the runs of one number share the cores equally: another number begins when those of the last have ended.
   void start_more() {
     const bool changes = std::any_of(active_.begin(), active_.end(), [&](const Active& a) { return a.level != jobs_.now(); });
     if (!on_gpu_ && changes) return;
-    while (!waiting_.empty() && std::ssize(active_) < jobs_.now()) {
-      start(waiting_.back());
+    for (int rank = idlest(); !waiting_.empty() && runs_of(rank) < jobs_.now(); rank = idlest()) {
+      start(waiting_.back(), rank);
       waiting_.pop_back();
     }
   }
+  std::ptrdiff_t runs_of(int rank) const {
+    return std::count_if(active_.begin(), active_.end(), [&](const Active& a) { return a.rank == rank; });
+  }
+  int idlest() const {
+    int best = 0;
+    for (int rank = 1; rank < workers_.ranks(); ++rank)
+      if (runs_of(rank) < runs_of(best)) best = rank;
+    return best;
+  }
 
-  void start(std::size_t i) {
+  void start(std::size_t i, int rank) {
     Record& r = index_.runs[i];
     const fs::path dir = options_.folder / r.dir, config = options_.folder / kConfigs / (r.id + ".yaml");
     Json tree = planned(r).tree;
@@ -143,15 +165,18 @@ class Sweep {
     // Without a checkpoint there is nothing to go on from, and a run that diverged would do so again.
     tree["run"]["resume"] = !checkpoint_steps(dir).empty() && r.status != Status::diverged ? "auto" : "restart";
     if (!tree["train"].contains("keep") && options_.keep != Keep::all) tree["train"]["keep"] = 1;
-    if (!on_gpu_ && jobs_.now() > 1 && !tree["run"].contains("threads"))
-      tree["run"]["threads"] = std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / jobs_.now());
+    const bool shares = !on_gpu_ && !tree["run"].contains("threads");
     replace_synced(config, write_yaml(tree));
     r.status = Status::running;
     r.error.clear();
-    r.jobs = jobs_.now();
+    r.jobs = jobs_.now() * beside(rank);
     save();
-    active_.push_back(
-        {.run = i, .child = Child({index_.command, config.string(), "--quiet"}, "", log_file(r).string()), .level = jobs_.now()});
+    workers_.start({.run = i,
+                    .rank = rank,
+                    .args = {index_.command, config.string(), "--quiet"},
+                    .log = log_file(r).string(),
+                    .share = shares ? jobs_.now() : 0});
+    active_.push_back({.run = i, .rank = rank, .level = jobs_.now()});
     // What a run that goes on wrote before says nothing of its speed now.
     Active& last = active_.back();
     last.progress.update(dir / "metrics.jsonl");
@@ -162,24 +187,20 @@ class Sweep {
 
   void tell_to_stop(int signal) {
     told_ = true;
-    for (const Active& a : active_) a.child.send(signal);
+    workers_.tell(signal);
   }
 
   void collect() {
-    for (std::size_t i = 0; i < active_.size();) {
-      if (!active_[i].child.ended()) {
-        ++i;
-        continue;
-      }
-      finish(active_[i]);
-      active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(i));
+    for (const RunEnd& end : workers_.meet()) {
+      const auto ended = std::find_if(active_.begin(), active_.end(), [&](const Active& a) { return a.run == end.run; });
+      finish(*ended, end.code);
+      active_.erase(ended);
       for (Active& a : active_) a.seen = a.progress.lines;
     }
   }
 
-  void finish(const Active& a) {
+  void finish(const Active& a, int code) {
     Record& r = record(a);
-    const int code = a.child.code();
     read_outcome(r, options_.folder);
     if (code == 0) {
       r.status = r.diverged ? Status::diverged : Status::done;
@@ -200,7 +221,7 @@ class Sweep {
   // The speed of all together, once each has been heard from often enough since their number was reached.
   void measure() {
     double total = 0;
-    bool heard = std::ssize(active_) == jobs_.now();
+    bool heard = std::ssize(active_) == jobs_.now() * workers_.ranks();
     for (Active& a : active_) {
       a.progress.update(options_.folder / record(a).dir / "metrics.jsonl");
       a.seen = std::min(a.seen, a.progress.lines);  // a run that was begun anew
@@ -212,7 +233,8 @@ class Sweep {
     const int before = jobs_.now();
     jobs_.measured(total);
     table_.clear();
-    log::info("{} at once: {} tok/s in all{}", before, log::human_count(total),
+    const std::string where = workers_.ranks() > 1 ? fmt::format(" on each of {} ranks", workers_.ranks()) : "";
+    log::info("{} at once{}: {} tok/s in all{}", before, where, log::human_count(total),
               jobs_.settled() ? fmt::format("; {} at once from here on", jobs_.now()) : "");
   }
 
@@ -225,7 +247,7 @@ class Sweep {
       const std::optional<double> needs = largest_memory(left, plan_.work);
       const double libraries = on_gpu_ ? 1.5e9 : 0.2e9;  // a context, workspaces, code
       const Device device = parse_device(train::read_run_config(left.front()->tree, Verify::no, plan_.work).run.device);
-      return needs && static_cast<double>(free_memory(device)) > more * (1.1 * *needs + libraries);
+      return needs && static_cast<double>(free_memory(device)) > more * beside(0) * (1.1 * *needs + libraries);
     } catch (const Error&) {
       return false;
     }
@@ -253,7 +275,8 @@ class Sweep {
   const SweepOptions& options_;
   FolderLock lock_;
   Index index_;
-  bool on_gpu_ = false, told_ = false;
+  Workers& workers_;
+  bool on_gpu_, told_ = false;
   JobCount jobs_;
   std::vector<std::size_t> waiting_;  // of the index, the next one last
   std::vector<Active> active_;
@@ -275,13 +298,36 @@ void tidy(const fs::path& dir, Keep keep) {
   if (keep == Keep::none && fs::is_symlink(dir / "best", ignored)) fs::remove(dir / "best", ignored);
 }
 
+namespace {
+
+// Of the runs of this rank: "" where their configs say it.
+std::string device_of_runs(const std::string& asked, parallel::Group* group) {
+  if (!group || group->size() == 1 || !parse_device(asked).is_cuda()) return "";
+  return name_of(parallel::own_device(*group, asked, "run.device"));
+}
+
+}  // namespace
+
 SweepOutcome run_sweep(const Plan& plan, const SweepOptions& options) {
-  // Data that is not there is told once, not by every run.
-  if (!plan.runs.empty() && plan.work == train::Work::pretraining) {
-    train::RunConfig first = train::read_run_config(plan.runs.front().tree, Verify::no);
-    (void)train::choose_data(first);
-  }
-  return Sweep(plan, options).run();
+  parallel::Group* const group = options.group;
+  const bool first = !group || group->rank() == 0;
+  std::optional<Workers> workers;
+  std::optional<Sweep> sweep;
+  const auto open = [&] {
+    std::string device = "cpu";
+    if (!plan.runs.empty()) {
+      train::RunConfig config = train::read_run_config(plan.runs.front().tree, Verify::no, plan.work);
+      device = config.run.device;
+      if (plan.work == train::Work::pretraining) (void)train::choose_data(config);  // what is not there is told once, not by every run
+    }
+    workers.emplace(group, device_of_runs(device, group));
+    if (first) sweep.emplace(plan, options, *workers, parse_device(device).is_cuda());
+  };
+  group ? parallel::together(*group, open) : open();
+  if (first) return sweep->run();
+  const FolderLock lock(options.folder / kConfigs, LOCK_SH);
+  workers->serve();
+  return {};
 }
 
 }  // namespace bhyt::study

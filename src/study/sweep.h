@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "parallel/group.h"
 #include "study/index.h"
 
 namespace bhyt::study {
@@ -11,9 +12,10 @@ enum class Keep : std::uint8_t { all, weights, none };  // of a finished run's c
 
 struct SweepOptions {
   fs::path folder;
-  int jobs = 0;  // 0 = auto
+  int jobs = 0;  // at once, on each rank; 0 = auto
   Keep keep = Keep::weights;
-  bool retry = false;  // failed and diverged runs again
+  bool retry = false;                // failed and diverged runs again
+  parallel::Group* group = nullptr;  // whose ranks the runs go to
 };
 
 struct SweepOutcome {
@@ -25,7 +27,7 @@ struct SweepOutcome {
 // Takes from a finished run's checkpoints what is not to be kept.
 void tidy(const fs::path& run_dir, Keep keep);
 
-// Takes the folder for itself while it works.
+// Takes the folder for itself while it works. All ranks of a group call it; the outcome is the first one's.
 SweepOutcome run_sweep(const Plan& plan, const SweepOptions& options);
 
 // What a sweep would come to: runs, time, disk.

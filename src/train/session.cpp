@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <thread>
 
 #include "core/log.h"
 #include "data/token_file.h"
@@ -55,24 +54,13 @@ void check_init(const RunConfig& config) {
               norms ? "; norm.from=calibrate fits the new norm to the old one" : "");
 }
 
-// Of several ranks on a host each has a GPU of its own, and its share of the cores.
+// Where the run is made: of several ranks on a host each has its share of it.
 Device choose_device(RunConfig& config) {
-  const Device device = parse_device(config.run.device);
   const parallel::Group* group = parallel::group();
-  if (!group || group->size() == 1) return device;
-  const std::string& name = config.run.device;
-  if (config.run.threads == 0)
-    config.run.threads =
-        std::max(1, std::min(available_cores(), static_cast<int>(std::thread::hardware_concurrency()) / group->local_size()));
-  if (!device.is_cuda()) return device;
-  const int gpus = cuda::device_count();
-  if (config.parallel.share_gpu) return parse_device(fmt::format("cuda:{}", group->local_rank() % gpus));
-  check_usage(
-      group->local_size() <= gpus && name.find(':') == std::string::npos,
-      "{} ranks on {} would share a GPU (run.device={}, {} GPUs): start one rank for each, or say parallel.share_gpu=true, which is "
-      "slow",
-      group->local_size(), group->host(group->rank()), name, gpus);
-  return parse_device(fmt::format("cuda:{}", group->local_rank()));
+  if (!group) return parse_device(config.run.device);
+  config.run.threads = parallel::own_threads(*group, static_cast<int>(config.run.threads));
+  return parallel::own_device(*group, config.run.device, "run.device", config.parallel.share_gpu,
+                              ", or say parallel.share_gpu=true, which is slow");
 }
 
 // Fails on whatever is wrong with config and data before anything is written.

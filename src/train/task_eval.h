@@ -15,8 +15,9 @@ class TaskEval {
   TaskEval(const EvalSection& config, const Tokenizer& tokenizer);
 
   std::int64_t documents() const { return evaluation_.documents(); }
-  // The model as it is now; none when `stop` ended it. Takes memory of its own on the model's device while it works.
-  std::optional<Results> run(const Model& model, int threads, const std::function<bool()>& stop,
+  // The model as it is now; none when `stop` ended it. Takes memory of its own on the model's device while it works. The ranks of a group
+  // (or null) share the documents out and come to the same results.
+  std::optional<Results> run(const Model& model, int threads, parallel::Group* group, const std::function<bool()>& stop,
                              const std::function<void(std::int64_t done)>& progress) const;
 
  private:

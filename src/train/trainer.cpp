@@ -103,6 +103,12 @@ struct Trainer::Impl {
     from_host(*s().ctx, &asked, result.stop());
   }
 
+  // Where ranks meet between steps.
+  void agree_to_stop(const StopSignals& stop) {
+    if (!s().parallel->several()) return;
+    agreed = static_cast<int>(std::ranges::max(parallel::gather_numbers(*parallel::group(), stop.received())));
+  }
+
   // The signal that ends the run: this process's own, or what all ranks have agreed on.
   int asked_to_stop(const StopSignals& stop) { return s().parallel->several() ? agreed : stop.received(); }
 
@@ -280,14 +286,18 @@ struct Trainer::Impl {
     std::optional<Results> results;
     try {
       results = s().tasks->run(
-          *s().model, static_cast<int>(s().config.run.threads), [&] { return !s().parallel->several() && stop.received() != 0; },
+          *s().model, static_cast<int>(s().config.run.threads), parallel::group(), [&] { return stop.received() != 0; },
           [&](std::int64_t done) { progress.show(done, s().tasks->documents()); });
     } catch (const Error& e) {  // training is worth more than a table
+      parallel::on_all_ranks(false);
       log::warning("no tasks at step {}: {}", step, e.what());
       s().metrics->event(step, "no_tasks", e.what());
       return true;
     }
-    if (!results) return false;
+    if (!results) {
+      agree_to_stop(stop);
+      return false;
+    }
     s().metrics->tasks(step, *results);
     for (const ResultRow& row : results->rows)
       if (!row.metrics.empty()) log::info("tasks   step {}  {} {} {:.4f}", step, row.name, row.main().name, row.main().value);

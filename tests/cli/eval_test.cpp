@@ -5,7 +5,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "tests/cli/training.h"
+#include "tests/cli/mpi.h"
 
 namespace bhyt::test {
 namespace {
@@ -51,6 +51,20 @@ class Eval : public ::testing::Test {
     fs::create_directories(fs::path(at(file)).parent_path());
     std::ofstream out(at(file));
     for (const Json& row : rows) out << row.dump() << "\n";
+  }
+
+  // A checkpoint whose weights are no numbers.
+  static void write_without_numbers(const std::string& name) {
+    fs::copy(fs::path(at("rmsnorm/checkpoint-30")), at(name), fs::copy_options::recursive);
+    fs::remove(at(name + "/manifest.json"));
+    std::string file = read_text(at(name + "/model.safetensors"));
+    std::uint64_t header = 0;
+    std::memcpy(&header, file.data(), sizeof header);
+    const Json table = Json::parse(file.substr(8, header))["model.norm.weight"];
+    ASSERT_EQ(table["dtype"], "F32");
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    std::memcpy(file.data() + 8 + header + table["data_offsets"][0].get<std::size_t>(), &nan, sizeof nan);
+    write_text(at(name + "/model.safetensors"), file);
   }
 
   static Place* place_;
@@ -245,16 +259,7 @@ TEST_F(Eval, SamplesOfOtherQuestionsAreNotTaken) {
 
 // Weights that are no numbers give no result.
 TEST_F(Eval, NoNumbersAreNoScores) {
-  fs::copy(fs::path(at("rmsnorm/checkpoint-30")), at("nan"), fs::copy_options::recursive);
-  fs::remove(at("nan/manifest.json"));
-  std::string file = read_text(at("nan/model.safetensors"));
-  std::uint64_t header = 0;
-  std::memcpy(&header, file.data(), sizeof header);
-  const Json table = Json::parse(file.substr(8, header))["model.norm.weight"];
-  ASSERT_EQ(table["dtype"], "F32");
-  const float nan = std::numeric_limits<float>::quiet_NaN();
-  std::memcpy(file.data() + 8 + header + table["data_offsets"][0].get<std::size_t>(), &nan, sizeof nan);
-  write_text(at("nan/model.safetensors"), file);
+  write_without_numbers("nan");
   const Outcome o = run({"--tasks", "arc_easy", "--samples", at("nan.jsonl")}, at("nan"));
   EXPECT_EQ(o.code, 1) << o.err;
   EXPECT_TRUE(has(o.err, "arc_easy, document 0: the model gives no numbers")) << o.err;
@@ -281,6 +286,181 @@ TEST_F(Eval, TasksWhileAModelIsTrained) {
   EXPECT_EQ(found, 2);
   EXPECT_EQ(bhyt(place_->run("refused", {"eval.tasks=arc_esy", "eval.data=" + at("tasks")})).code, 2);
   EXPECT_FALSE(fs::exists(at("refused")));
+}
+
+// Several ranks: every byte of what one process prints and writes. Of five some have nothing to do.
+TEST_F(Eval, RanksGiveTheBytesOfOneProcess) {
+  NEEDS_MPI;
+  const auto words = [&](const std::string& file) {
+    return Words{"eval",    "--model", at("rmsnorm"), "--model", at("bhyt"),  "--data", at("tasks"), "--tasks",    "arc_easy,piqa,wikitext",
+                 "--shots", "1",       "--seed",      "1,2",     "--samples", at(file), "--json",    "device=cpu", "threads=1"};
+  };
+  const Outcome one = bhyt(words("one.jsonl"));
+  ASSERT_EQ(one.code, 0) << one.err;
+  for (const int n : {2, 3, 5}) {
+    SCOPED_TRACE(n);
+    const std::string name = fmt::format("ranks-{}", n);
+    const Outcome several = ranks(*place_, n, words(name + ".jsonl"));
+    ASSERT_EQ(several.code, 0) << several.err;
+    EXPECT_EQ(several.out, one.out);
+    for (const char* model : {".rmsnorm.jsonl", ".bhyt.jsonl"}) {
+      EXPECT_EQ(read_text(at(name + model)), read_text(at(std::string("one") + model)));
+      EXPECT_EQ(read_text(at(name + model + ".meta.json")), read_text(at(std::string("one") + model + ".meta.json")));
+    }
+    EXPECT_EQ(times(several.err, "tokens computed"), 2) << several.err;  // the first rank alone speaks, of each model
+  }
+}
+
+TEST_F(Eval, RanksGoOnWhereAnyNumberStopped) {
+  NEEDS_MPI;
+  const Words words{"eval",     "--model", at("rmsnorm"), "--data", at("tasks"), "--tasks",         "arc_easy,piqa,wikitext",
+                    "--shots",  "1",       "--seed",      "1,2",    "--samples", at("again.jsonl"), "device=cpu",
+                    "threads=1"};
+  const Outcome whole = bhyt(words);
+  ASSERT_EQ(whole.code, 0) << whole.err;
+  const std::string text = read_text(at("again.jsonl"));
+  for (const std::size_t kept : {text.size() / 3, text.size() - 1, text.size()}) {
+    write_text(at("again.jsonl"), text.substr(0, kept));
+    const Outcome o = ranks(*place_, 2, words);
+    ASSERT_EQ(o.code, 0) << o.err;
+    EXPECT_EQ(o.out, whole.out) << kept;
+    EXPECT_EQ(read_text(at("again.jsonl")), text) << kept;
+    EXPECT_EQ(has(o.err, " 0 tokens computed"), kept == text.size()) << o.err;
+  }
+  // A file that is not this run's: the first rank says so, and all end.
+  write_text(at("again.jsonl"), text.substr(text.find('\n') + 1));
+  const Outcome o = ranks(*place_, 2, words);
+  EXPECT_EQ(o.code, 1);
+  EXPECT_EQ(times(o.err, "--force starts it anew"), 1) << o.err;
+}
+
+TEST_F(Eval, RanksScoreRequests) {
+  NEEDS_MPI;
+  std::vector<Json> pairs;
+  for (int i = 0; i < 7; ++i) pairs.push_back({{"context", fmt::format("{} sheep", i)}, {"continuation", " jump over fences"}});
+  write_lines("pairs.jsonl", pairs);
+  const auto words = [&](const std::string& file) {
+    return Words{"eval",      "--model", at("rmsnorm"), "--requests", at("pairs.jsonl"),
+                 "--samples", at(file),  "--json",      "device=cpu", "threads=1"};
+  };
+  const Outcome one = bhyt(words("p1.jsonl"));
+  ASSERT_EQ(one.code, 0) << one.err;
+  for (const int n : {2, 3}) {
+    const std::string file = fmt::format("p{}.jsonl", n);
+    EXPECT_EQ(ranks(*place_, n, words(file)).out, one.out);
+    EXPECT_EQ(read_text(at(file)), read_text(at("p1.jsonl")));
+    const std::string text = read_text(at(file));
+    write_text(at(file), text.substr(0, text.size() / 2));
+    EXPECT_EQ(ranks(*place_, n, words(file)).out, one.out);
+    EXPECT_EQ(read_text(at(file)), text);
+  }
+}
+
+// Stopped in the middle by a signal to all; what is written is the beginning of what one process writes, and goes on.
+TEST_F(Eval, RanksThatAreInterruptedKeepTheirSamples) {
+  NEEDS_MPI;
+  std::string seeds = "1";
+  for (int i = 2; i <= 400; ++i) seeds += fmt::format(",{}", i);
+  const auto words = [&](const std::string& file) {
+    return Words{"eval", "--model", at("rmsnorm"), "--data",    at("tasks"), "--tasks",    "arc_easy", "--shots",
+                 "3",    "--seed",  seeds,         "--samples", at(file),    "device=cpu", "threads=1"};
+  };
+  {
+    Process process(Words{"launch", "-n", "2", "--"} + words("signal.jsonl"));
+    const fs::path file = at("signal.jsonl");
+    for (int i = 0; i < 6000 && (!fs::exists(file) || fs::file_size(file) < 20000); ++i) usleep(10000);
+    process.send(SIGTERM);
+    EXPECT_EQ(process.wait(), 143) << process.messages();
+    EXPECT_EQ(times(process.messages(), "stopped; the same command goes on from here"), 1) << process.messages();
+  }
+  ASSERT_EQ(bhyt(words("alone.jsonl")).code, 0);
+  const std::string all = read_text(at("alone.jsonl")), some = read_text(at("signal.jsonl"));
+  EXPECT_LT(some.size(), all.size());
+  EXPECT_EQ(some, all.substr(0, some.size()));
+  const Outcome rest = ranks(*place_, 3, words("signal.jsonl"));
+  EXPECT_EQ(rest.code, 0) << rest.err;
+  EXPECT_EQ(read_text(at("signal.jsonl")), all);
+}
+
+// What is wrong on one rank or on all is said once, with rank and host, and ends all.
+TEST_F(Eval, AnErrorOfARankIsToldOnce) {
+  NEEDS_MPI;
+  const auto words = [&](const std::string& model, const std::string& data) {
+    return Words{"eval", "--model", at(model), "--data", at(data), "--tasks", "arc_easy", "device=cpu", "threads=1"};
+  };
+  write_without_numbers("no-numbers");
+  Outcome o = ranks(*place_, 2, words("no-numbers", "tasks"));
+  EXPECT_EQ(o.code, 1);
+  EXPECT_EQ(times(o.err, "error: "), 1) << o.err;
+  says(o.err, "error: rank 0 on ");
+  says(o.err, ": arc_easy, document 0: the model gives no numbers");
+  o = mpirun(*place_, fmt::format("-n 1 {} : -n 1 {}", line_of(words("rmsnorm", "tasks")), line_of(words("rmsnorm", "nowhere"))));
+  EXPECT_EQ(o.code, 2);
+  EXPECT_EQ(times(o.err, "error: "), 1) << o.err;
+  says(o.err, "error: rank 1 on ");
+  says(o.err, "nowhere");
+  // The same words, other weights.
+  for (const char* model : {"rmsnorm", "bhyt"}) {
+    fs::create_directories(at(std::string("sees-") + model));
+    fs::create_directory_symlink(at(model), at(std::string("sees-") + model + "/model"));
+  }
+  Words same = words("rmsnorm", "tasks");
+  same[2] = "model";
+  const auto rank = [&](const std::string& in) { return fmt::format("-n 1 --wdir {} {}", quoted(at(in)), line_of(same)); };
+  o = mpirun(*place_, rank("sees-rmsnorm") + " : " + rank("sees-bhyt"));
+  EXPECT_EQ(o.code, 2);
+  EXPECT_EQ(times(o.err, "error: "), 1) << o.err;
+  says(o.err, "all ranks must have the same weights (model): rank 1 on ");
+  EXPECT_EQ(o.out, "");
+}
+
+TEST_F(Eval, RanksShareTheTasksOfATrainingOut) {
+  NEEDS_MPI;
+  const Words tasks{"eval.tasks=arc_easy,wikitext",
+                    "eval.data=" + at("tasks"),
+                    "eval.every=10",
+                    "eval.shots=1",
+                    "eval.seed=5",
+                    "train.steps=20",
+                    "train.save_every=10",
+                    "dtype=fp32",
+                    "device=cpu",
+                    "model.max_positions=256"};
+  const Outcome trained = ranks(*place_, 2, place_->run("watched-by-two", tasks));
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  ASSERT_EQ(bhyt(place_->run("watched-by-one", tasks)).code, 0);
+  const auto of_tasks = [](const fs::path& run) {
+    std::vector<Json> found;
+    for (const Json& line : metrics_of(run))
+      if (line.contains("tasks")) found.push_back(line);
+    return found;
+  };
+  const auto two = of_tasks(at("watched-by-two")), one = of_tasks(at("watched-by-one"));
+  ASSERT_EQ(two.size(), 2u);
+  ASSERT_EQ(one.size(), 2u);
+  for (std::size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(two[i]["step"], one[i]["step"]);
+    EXPECT_EQ(two[i]["tasks"]["arc_easy"], one[i]["tasks"]["arc_easy"]);
+    EXPECT_NEAR(two[i]["tasks"]["wikitext"]["bits_per_byte"].get<double>(), one[i]["tasks"]["wikitext"]["bits_per_byte"].get<double>(),
+                1e-5);
+  }
+}
+
+// Tasks that cannot be asked end no training, on no rank.
+TEST_F(Eval, RanksTrainOnWhereTasksFail) {
+  NEEDS_MPI;
+  const Words tasks{"eval.tasks=arc_easy", "eval.data=" + at("tasks"), "train.steps=6", "model.max_positions=32", "eval.every=3",
+                    "device=cpu"};
+  std::vector<Json> rows = lines("tasks/arc_easy/test.jsonl");
+  const std::string before = read_text(at("tasks/arc_easy/test.jsonl"));
+  rows.back()["choices"]["text"][1] = std::string(50, 'x');  // more than the model reads, in a document of the last rank
+  write_lines("tasks/arc_easy/test.jsonl", rows);
+  const Outcome trained = ranks(*place_, 2, place_->run("without-tasks", tasks));
+  write_text(at("tasks/arc_easy/test.jsonl"), before);
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  EXPECT_EQ(times(trained.err, "no tasks at step "), 2) << trained.err;
+  says(trained.err, "no tasks at step 3: rank 1 on ");
+  EXPECT_EQ(newest_checkpoint(at("without-tasks")), 6);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // bhyt launch: what it asks of mpirun, when it starts again and when it gives up; bhyt plan as a user sees it.
 #include <set>
 
-#include "tests/cli/training.h"
+#include "tests/cli/mpi.h"
 
 namespace bhyt::test {
 namespace {
@@ -134,10 +134,6 @@ TEST(Launch, SaysWhatIsMissing) {
   }
 }
 
-bool has_mpi() {
-  return fs::exists(fs::path(BHYT_PROGRAM).parent_path() / "libbhyt_mpi.so") && std::system("mpirun --version >/dev/null 2>&1") == 0;
-}
-
 // Processes that train below a folder, as mpirun starts them.
 std::set<pid_t> ranks_in(const fs::path& run) {
   std::set<pid_t> found;
@@ -151,7 +147,7 @@ std::set<pid_t> ranks_in(const fs::path& run) {
 }
 
 TEST(Launch, ARankThatIsKilledCostsNothingButTime) {
-  if (!has_mpi()) GTEST_SKIP() << "no MPI: mpirun and libbhyt_mpi.so";
+  NEEDS_MPI;
   const Place place;
   const auto words = [&](const std::string& dir) {
     return Words{"launch", "-n", "2", "--restarts", "2", "--"} +
@@ -171,7 +167,7 @@ TEST(Launch, ARankThatIsKilledCostsNothingButTime) {
 }
 
 TEST(Launch, RanksSaveWhenItIsAskedToStop) {
-  if (!has_mpi()) GTEST_SKIP() << "no MPI: mpirun and libbhyt_mpi.so";
+  NEEDS_MPI;
   const Place place;
   Process process(Words{"launch", "-n", "2", "--restarts", "2", "--"} +
                   place.run("run", {"train.log_every=1", "train.save_every=0", "train.steps=99999"}));

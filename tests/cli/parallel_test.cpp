@@ -1,34 +1,10 @@
 // Several processes by MPI, as a user starts them: the same mathematics as one, resumed with any number, and ends that lose nothing.
-#include <sys/wait.h>
-
 #include <cmath>
 
-#include "tests/cli/training.h"
+#include "tests/cli/mpi.h"
 
 namespace bhyt::test {
 namespace {
-
-bool has_mpi() {
-  return fs::exists(fs::path(BHYT_PROGRAM).parent_path() / "libbhyt_mpi.so") && std::system("mpirun --version >/dev/null 2>&1") == 0;
-}
-#define NEEDS_MPI \
-  if (!has_mpi()) GTEST_SKIP() << "no MPI: mpirun and libbhyt_mpi.so"
-
-std::string line_of(const Words& words) {
-  std::string line = quoted(BHYT_PROGRAM);
-  for (const std::string& word : words) line += " " + quoted(word);
-  return line;
-}
-
-constexpr const char* kMpirun = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 exec mpirun --oversubscribe --bind-to none ";
-
-// What mpirun is given: "-n 2 bhyt … : -n 1 bhyt …".
-Outcome mpirun(const Place& place, const std::string& what) {
-  const fs::path err = place.path / "mpirun.err";
-  const int status = std::system(fmt::format("{}{} >/dev/null 2>{}", kMpirun, what, quoted(err.string())).c_str());
-  return {.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), .out = "", .err = read_text(err)};
-}
-Outcome ranks(const Place& place, int n, const Words& words) { return mpirun(place, fmt::format("-n {} {}", n, line_of(words))); }
 
 void expect_near(const fs::path& one, const fs::path& several, double limit) {
   const auto a = metrics_of(one), b = metrics_of(several);

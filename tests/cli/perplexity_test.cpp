@@ -12,8 +12,7 @@
 #include <vector>
 
 #include "model/safetensors.h"
-#include "tests/cli/process.h"
-#include "tests/cli/program.h"
+#include "tests/cli/mpi.h"
 
 namespace bhyt::test {
 namespace {
@@ -64,7 +63,6 @@ class PerplexityCommand : public ::testing::Test {
     return all;
   }
 
- private:
   static inline TempFolder* folder_ = nullptr;
 };
 
@@ -184,6 +182,30 @@ TEST_F(PerplexityCommand, InterruptedItPrintsNoResult) {
   EXPECT_EQ(process.wait(), 130);
   EXPECT_NE(process.messages().find("no result is printed or written"), std::string::npos) << process.messages();
   EXPECT_EQ(process.messages().find("\"ppl\""), std::string::npos) << process.messages();
+}
+
+TEST_F(PerplexityCommand, RanksGiveTheBytesOfOneProcess) {
+  NEEDS_MPI;
+  const Words cases[] = {{"--window", "8"}, {"--window", "8", "--stride", "3"}, {"--mode", "packed", "--window", "5"}, {"--limit", "1"}};
+  for (const Words& how : cases) {
+    SCOPED_TRACE(fmt::format("{}", fmt::join(how, " ")));
+    const auto all = [&](const std::string& file) {
+      return words(how + Words{at("texts.jsonl"), at("one.txt"), "--json", "--samples", at(file), "--force"});
+    };
+    const Outcome one = bhyt(all("alone.jsonl"));
+    ASSERT_EQ(one.code, 0) << one.err;
+    for (const int n : {2, 3}) {
+      const Outcome several = ranks(*folder_, n, all("ranks.jsonl"));
+      ASSERT_EQ(several.code, 0) << several.err;
+      EXPECT_EQ(several.out, one.out);
+      EXPECT_EQ(read_text(at("ranks.jsonl")), read_text(at("alone.jsonl")));
+    }
+  }
+  const std::string broken = write("broken.jsonl", "{\"text\": \"mary\"}\n{\"text\": 3}\n");
+  const Outcome out = ranks(*folder_, 2, words({broken}));
+  EXPECT_EQ(out.code, 1);
+  EXPECT_EQ(times(out.err, "error: rank 0 on "), 1) << out.err;
+  EXPECT_EQ(times(out.err, "error: "), 1) << out.err;
 }
 
 }  // namespace

@@ -1,24 +1,44 @@
 // bhyt sweep: grids of runs, killed and started again, failed runs, what it ends with.
-#include "tests/cli/training.h"
+#include <map>
+#include <set>
+
+#include "tests/cli/mpi.h"
 
 namespace bhyt::test {
 namespace {
 
 // The words of a tiny sweep; run.dir is the sweep's business.
-Words sweep(const Place& place, const Words& more) {
+Words sweep(const Place& place, const Words& more, const std::string& folder = "sweep") {
   Words words = place.run("unused", {"train.steps=6", "train.save_every=2", "train.eval_every=3", "train.log_every=1"});
   words.erase(words.begin());
   std::erase_if(words, [](const std::string& w) { return w.starts_with("run.dir="); });
-  return Words{"sweep"} + words + Words{"--out", (place.path / "sweep").string()} + more;
+  return Words{"sweep"} + words + Words{"--out", (place.path / folder).string()} + more;
 }
 
-Json index_of(const Place& place) { return Json::parse(read_text(place.path / "sweep" / "index.json")); }
+Json index_of(const Place& place, const std::string& folder = "sweep") {
+  return Json::parse(read_text(place.path / folder / "index.json"));
+}
 
 std::map<std::string, std::string> statuses(const Place& place) {
   std::map<std::string, std::string> out;
   const Json index = index_of(place);
   for (const Json& run : index["runs"]) out[run["id"]] = run["status"];
   return out;
+}
+
+// Processes of the program whose words end with these.
+std::set<pid_t> programs_with(const Words& words) {
+  std::string end;
+  for (const std::string& word : words) end += '\0' + word;
+  end += '\0';
+  std::set<pid_t> found;
+  for (const auto& entry : fs::directory_iterator("/proc")) {
+    const std::string name = entry.path().filename().string();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    const std::string line = read_text(entry.path() / "cmdline");
+    if (line.starts_with(BHYT_PROGRAM) && line.ends_with(end)) found.insert(std::stoi(name));
+  }
+  return found;
 }
 
 TEST(Sweep, TrainsEveryCombinationAndEndsWithMeans) {
@@ -153,6 +173,87 @@ TEST(Sweep, ADryRunSaysWhatItWouldComeTo) {
   const Outcome after = bhyt(words + Words{"--dry-run"});
   says(after.out, "2 are done");
   says(after.out, "at the speed of the runs that are done");
+}
+
+// The runs of a sweep go to ranks: the same runs, index and end as in one process.
+TEST(Sweep, RanksTakeItsRuns) {
+  NEEDS_MPI;
+  const Place place;
+  const Words grid = {"variant.good=train.lr=1e-3",
+                      "variant.better=train.lr=2e-3",
+                      "variant.gone=data.valid=" + (place.path / "gone").string(),
+                      "variant.wild=train.lr=1e30 train.clip=0 train.warmup_ratio=0 train.max_skipped=2",
+                      "seed=0..1",
+                      "--jobs",
+                      "1"};
+  const Outcome one = bhyt(sweep(place, grid, "one")), two = ranks(place, 3, sweep(place, grid, "sweep"));
+  EXPECT_EQ(one.code, 1) << one.err;
+  EXPECT_EQ(two.code, 1) << two.err;
+  Json expected = index_of(place, "one"), found = index_of(place);
+  ASSERT_EQ(expected["runs"].size(), 8u);
+  for (Json* index : {&expected, &found}) {
+    index->erase("updated");
+    for (Json& run : (*index)["runs"])
+      for (const char* key : {"seconds", "tok_s", "jobs"}) run.erase(key);
+  }
+  EXPECT_EQ(found.dump(1), expected.dump(1));
+  for (const Json& run : found["runs"]) {
+    const std::string dir = run["dir"];
+    if (run["status"] == "done") {
+      EXPECT_EQ(metrics_of(place.path / "one" / dir), metrics_of(place.path / "sweep" / dir)) << dir;
+    }
+    EXPECT_EQ(times(two.err, "] " + run["label"].get<std::string>() + "  "), 1) << two.err;  // each once, told by the first rank
+    EXPECT_FALSE(fs::exists(place.path / "sweep" / dir / "earlier-1")) << dir;
+  }
+  EXPECT_EQ(index_of(place)["runs"][0]["jobs"], 3);
+  EXPECT_EQ(index_of(place, "one")["runs"][0]["jobs"], 1);
+  const Outcome again = ranks(place, 2, sweep(place, grid, "sweep"));
+  says(again.err, "8 of 8 runs have ended already");
+  EXPECT_EQ(times(again.err, "have ended already"), 1);
+}
+
+// A signal reaches the runs of all ranks; after it, and after a rank that was killed, the same command goes on.
+TEST(Sweep, RanksThatWereStoppedGoOn) {
+  NEEDS_MPI;
+  const Place place;
+  const Words words = sweep(place, {"seed=0..2", "train.steps=300", "train.save_every=50", "train.eval_every=0", "--jobs", "1"});
+  const auto lines = [&](const char* seed) { return metrics_of(place.path / "sweep" / seed).size(); };
+  const auto status_of_first_two = [&] {
+    const auto all = statuses(place);
+    return std::pair(all.at("seed-0"), all.at("seed-1"));
+  };
+  {
+    Process process(Words{"launch", "-n", "2", "--"} + words);
+    for (int i = 0; i < 6000 && (lines("seed-0") < 60 || lines("seed-1") < 60); ++i) usleep(10000);
+    process.send(SIGTERM);
+    EXPECT_EQ(process.wait(), 143) << process.messages();
+    EXPECT_EQ(times(process.messages(), "the same command goes on"), 1) << process.messages();
+  }
+  EXPECT_EQ(status_of_first_two(), std::pair(std::string("interrupted"), std::string("interrupted")));
+  const std::size_t before = lines("seed-1");
+  {
+    Process process(Words{"launch", "-n", "2", "--"} + words);
+    for (int i = 0; i < 6000 && lines("seed-1") < before + 20; ++i) usleep(10000);
+    const std::set<pid_t> started = programs_with(words);
+    ASSERT_EQ(started.size(), 3u);  // the launcher and two ranks
+    kill(*started.rbegin(), SIGKILL);
+    EXPECT_NE(process.wait(), 0);
+  }
+  const Outcome out = ranks(place, 2, words);
+  ASSERT_EQ(out.code, 0) << out.err;
+  for (const auto& [id, status] : statuses(place)) EXPECT_EQ(status, "done") << id;
+  ASSERT_EQ(bhyt(place.run("alone", {"train.steps=300", "train.save_every=50", "train.eval_every=0", "train.log_every=1", "seed=1"})).code,
+            0);
+  EXPECT_EQ(metrics_of(place.path / "alone"), metrics_of(place.path / "sweep" / "seed-1"));
+}
+
+TEST(Sweep, AMistakeIsToldByOneRank) {
+  NEEDS_MPI;
+  const Place place;
+  const Outcome out = ranks(place, 2, sweep(place, {"train.lrr=1,2"}));
+  EXPECT_EQ(out.code, 2);
+  EXPECT_EQ(times(out.err, "did you mean train.lr?"), 1) << out.err;
+  EXPECT_FALSE(fs::exists(place.path / "sweep"));
 }
 
 }  // namespace

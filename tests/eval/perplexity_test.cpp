@@ -207,7 +207,7 @@ TEST_F(PerplexityOfBytes, BatchesDoNotShow) {
   Engine engine(ctx_, *model_);
   const std::vector<std::string> texts{"mary had a little lamb", "", "its", "fleece was white as snow"};
   for (const std::int64_t batch : {1, 7, 8, 20, 1000}) {
-    WindowScorer scorer(engine, batch);
+    WindowScorer scorer(engine, {}, batch);
     std::vector<double> sums;
     std::int64_t steps = 0;
     for (const std::string& text : texts) {

@@ -156,7 +156,7 @@ class MpiGroup : public Group {
     std::string who;
     for (const int peer : missing) who += (who.empty() ? "rank " : ", rank ") + std::to_string(peer) + " on " + host_of(peer);
     throw Error(who + " did not answer for " + std::to_string(static_cast<long>(timeout_)) +
-                " s (parallel.timeout); all ranks end here, and resume=auto goes on from the newest checkpoint");
+                " s (parallel.timeout); all ranks end here (training goes on from its newest checkpoint with resume=auto)");
   }
   std::string host_of(int peer) const {
     const std::string& name = hosts_[static_cast<std::size_t>(peer)];
