@@ -159,7 +159,7 @@ std::string describe_mistake(const CLI::App& app, const CLI::ParseError& error) 
 int report_error(const std::string& message, int code) {
   const parallel::Group* group = parallel::opened();
   if (parallel::told_by_another()) return code;
-  log::write(log::Level::error, group && group->size() > 1 && !message.starts_with("rank ")
+  log::write(log::Level::error, group && group->size() > 1 && !parallel::all_ranks_fail() && !message.starts_with("rank ")
                                     ? fmt::format("rank {} on {}: {}", group->rank(), group->host(group->rank()), message)
                                     : message);
   return code;

@@ -27,6 +27,15 @@ bool launched() {
   return false;
 }
 
+// How many, as far as the launcher says; 0: it does not.
+int told_ranks() {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"})
+    if (const char* text = std::getenv(name)) return std::max(std::atoi(text), 1);
+  // srun --mpi=pmix. A batch script has the number of tasks, too, but is none of them.
+  const char* tasks = std::getenv("PMIX_RANK") ? std::getenv("SLURM_STEP_NUM_TASKS") : nullptr;
+  return tasks ? std::max(std::atoi(tasks), 1) : 0;
+}
+
 void* load() {
   std::error_code failed;
   const fs::path beside = fs::read_symlink("/proc/self/exe", failed).parent_path();
@@ -54,18 +63,21 @@ State& state() {
 
 }  // namespace
 
-int launched_ranks() {
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"})
-    if (const char* text = std::getenv(name)) return std::max(std::atoi(text), 1);
-  return 1;
-}
+int launched_ranks() { return std::max(told_ranks(), 1); }
 
 Group* group() {
   State& s = state();
   if (s.asked) return s.group.get();
   s.asked = true;
   if (!launched()) return nullptr;
-  void* const found = ::dlsym(load(), kOpen);
+  void* library = nullptr;
+  try {
+    library = load();
+  } catch (const Error&) {
+    if (told_ranks() == 1) return nullptr;  // alone, it needs no MPI
+    throw;
+  }
+  void* const found = ::dlsym(library, kOpen);
   check(found != nullptr, "{} has no {}: it is not of this program", kLibrary, kOpen);
   OpenGroup open = nullptr;
   std::memcpy(&open, &found, sizeof open);
@@ -76,6 +88,7 @@ Group* group() {
 Group* opened() { return state().group.get(); }
 
 void on_all_ranks() { state().all_fail = true; }
+bool all_ranks_fail() { return state().all_fail; }
 bool told_by_another() { return state().all_fail && state().group && state().group->rank() > 0; }
 
 void leave(int code) {
@@ -120,11 +133,12 @@ void together(Group& g, const std::function<void()>& work) {
     wrong = e.what();
   }
   const std::vector<std::string> all = gather_texts(g, wrong.empty() ? "" : (usage ? "u" : "e") + wrong);
+  const bool alike = std::all_of(all.begin(), all.end(), [&](const std::string& text) { return text == all.front(); });
   for (int rank = 0; rank < g.size(); ++rank) {
     const std::string& text = all[static_cast<std::size_t>(rank)];
     if (text.empty()) continue;
     on_all_ranks();
-    const std::string message = g.size() > 1 ? fmt::format("rank {} on {}: {}", rank, g.host(rank), text.substr(1)) : text.substr(1);
+    const std::string message = !alike ? fmt::format("rank {} on {}: {}", rank, g.host(rank), text.substr(1)) : text.substr(1);
     if (text[0] == 'u') throw UsageError(message);
     throw Error(message);
   }

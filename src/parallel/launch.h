@@ -12,13 +12,17 @@ namespace bhyt::parallel {
 // How many processes MPI launched with this one, itself among them, as far as its launcher says.
 int launched_ranks();
 
-// The group that MPI launched this process in, opened at the first call; null: it was launched on its own. Error where MPI launched it and
-// the library that talks to MPI is not there.
+// The group that MPI launched this process in, opened at the first call; null: it was launched on its own. Error where MPI launched it with
+// others and the library that talks to MPI is not there.
 Group* group();
 Group* opened();  // the same; null where nobody asked for it yet
 
+// Seconds that ranks wait for each other before the first step: the first one packs texts, all compare weights with their checksums.
+constexpr double kSetupTimeout = 6 * 3600;
+
 // Before an Error that all ranks throw: the first one tells it, and all end in good order.
 void on_all_ranks();
+bool all_ranks_fail();  // it was called
 bool told_by_another();
 
 // For the end of the process. An end that is not good ends the other ranks, too.
@@ -29,7 +33,7 @@ std::vector<std::string> gather_texts(Group& group, const std::string& own);
 void barrier(Group& group);
 
 // Runs work on every rank, and goes on when it went well on all; else all throw the Error of the first rank on which it did not, with its
-// rank and host. What throws is no part of a collective.
+// rank and host where others have another, or none. What throws is no part of a collective.
 void together(Group& group, const std::function<void()>& work);
 
 }  // namespace bhyt::parallel

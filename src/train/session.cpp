@@ -12,6 +12,7 @@
 #include "model/adapter.h"
 #include "model/checkpoint.h"
 #include "ops/norm/config.h"
+#include "parallel/gpus.h"
 #include "parallel/launch.h"
 #include "train/agreement.h"
 #include "train/calibrate.h"
@@ -55,29 +56,35 @@ void check_init(const RunConfig& config) {
               norms ? "; norm.from=calibrate fits the new norm to the old one" : "");
 }
 
-// Of several ranks on a host each has a GPU of its own, and its share of the cores.
-Device choose_device(RunConfig& config) {
+// What this rank can compute on: no GPU where the device that the config names is none.
+parallel::VisibleGpus visible_gpus(const RunConfig& config) {
+  parallel::VisibleGpus gpus;
   const Device device = parse_device(config.run.device);
-  const parallel::Group* group = parallel::group();
-  if (!group || group->size() == 1) return device;
-  const std::string& name = config.run.device;
+  for (int i = 0; device.is_cuda() && i < cuda::device_count(); ++i) gpus.ids.push_back(cuda::id_of(i));
+  if (config.run.device.find(':') != std::string::npos) gpus.named = device.index;
+  return gpus;
+}
+
+// Of several ranks on a host each has its share of the cores, and a GPU of its own, which is known when all have said what they see.
+void choose_device(RunConfig& config, parallel::Group* group, const Stage& stage) {
+  if (!group || group->size() == 1) return stage([&] { config.device = parse_device(config.run.device); });
+  std::string own;
+  stage([&] { own = to_text(visible_gpus(config)); });
+  std::vector<parallel::VisibleGpus> all;
+  for (const std::string& text : parallel::gather_texts(*group, own)) all.push_back(parallel::visible_gpus_from(text));
   if (config.run.threads == 0)
     config.run.threads =
         std::max(1, std::min(available_cores(), static_cast<int>(std::thread::hardware_concurrency()) / group->local_size()));
-  if (!device.is_cuda()) return device;
-  const int gpus = cuda::device_count();
-  if (config.parallel.share_gpu) return parse_device(fmt::format("cuda:{}", group->local_rank() % gpus));
-  check_usage(
-      group->local_size() <= gpus && name.find(':') == std::string::npos,
-      "{} ranks on {} would share a GPU (run.device={}, {} GPUs): start one rank for each, or say parallel.share_gpu=true, which is "
-      "slow",
-      group->local_size(), group->host(group->rank()), name, gpus);
-  return parse_device(fmt::format("cuda:{}", group->local_rank()));
+  config.device = Device::cpu();
+  if (std::ranges::all_of(all, [](const auto& gpus) { return gpus.ids.empty(); })) return;
+  stage([&] {
+    const std::vector<int> numbers = parallel::share_out_gpus(all, config.parallel.share_gpu);
+    config.device = parse_device(fmt::format("cuda:{}", numbers[static_cast<std::size_t>(group->rank())]));
+  });
 }
 
 // Fails on whatever is wrong with config and data before anything is written.
 RunData check_config(RunConfig& config) {
-  config.device = choose_device(config);
   RunData data = config.work == Work::fine_tuning ? choose_chat_data(config) : choose_data(config);
   const ModelConfig& model = config.model.config;
   validate(model);
@@ -373,14 +380,17 @@ std::optional<Found> find_together(Session& s, parallel::Group* group, const Sta
 }
 
 // Everything about config and data that is known before memory is taken.
-Json settle_config(Session& s, const std::optional<Found>& found, const Stage& stage) {
+Json settle_config(Session& s, const std::optional<Found>& found, parallel::Group* group, const Stage& stage) {
+  bool automatic = false;
   stage([&] {
     if (found) inherit_auto(s.config, *s.dir);
     s.config.run.device = name_of(s.config.device);
     if (!s.config.run.dtype) s.config.run.dtype = s.config.device.is_cuda() ? DType::bf16 : DType::f32;
+    automatic = s.config.train.micro_batch == 0;
     settle_memory(s.config, free_memory_for(s.config));
     if (s.dir->owned()) open_data(s);
   });
+  if (automatic && group) s.config.train.micro_batch = least_of_ranks(*group, s.config.train.micro_batch);
   Json math;
   stage([&] {
     if (!s.dir->owned()) open_data(s);  // texts are packed by now
@@ -441,19 +451,19 @@ std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
   Session& s = *session;
   s.config = config;
   if (group) {
-    constexpr double kSetup = 6 * 3600;  // ranks wait for the first one while it packs texts
-    group->set_timeout(std::max(kSetup, config.parallel.timeout));
+    group->set_timeout(std::max(parallel::kSetupTimeout, config.parallel.timeout));
     s.config.ranks = {.rank = group->rank(), .size = group->size(), .on_host = group->local_size(), .launched = true};
     log::set_silent(group->rank() > 0);
   }
   agree(group, facts_of(s.config));
+  choose_device(s.config, group, stage);
   stage([&] {
     s.data = check_config(s.config);
     s.ctx = std::make_unique<Context>(s.config.device, static_cast<int>(s.config.run.threads));
   });
   s.dir = std::make_unique<RunDir>(s.config.run.dir, group);
   const std::optional<Found> found = find_together(s, group, stage);
-  const Json math = settle_config(s, found, stage);
+  const Json math = settle_config(s, found, group, stage);
   agree(group, settled_facts(s));
   bool changed = false;
   stage([&] {
