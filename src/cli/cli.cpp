@@ -250,9 +250,9 @@ Placement take_placement(const std::vector<std::string>& words, const char* devi
       throw UsageError(fmt::format("unknown key {}; expected device, dtype or threads", key));
     }
   }
-  const parallel::Group* group = parallel::opened();
-  p.device = group ? parallel::own_device(*group, where, "device") : parse_device(where, "device");
-  p.threads = group ? parallel::own_threads(*group, threads) : threads;
+  p.device = parse_device(where, "device");
+  p.asked = where;
+  p.threads = threads;
   return p;
 }
 

@@ -58,10 +58,11 @@ CLI::Validator between(std::int64_t least, std::int64_t most = std::numeric_limi
 struct Placement {
   Device device;
   DType dtype = DType::f32;
-  int threads = 0;  // all
+  int threads = 0;         // all
+  std::string asked = {};  // the device as the user says it
 };
 // Takes those words (and their long forms `run.device=` …) from a command's positional arguments; any other word is a UsageError.
-// `device` auto is the first GPU where there is one; a rank of several (cli/ranks.h) has its own, and its share of the cores.
+// `device` auto is the first GPU where there is one; Ranks::share gives each of several ranks its own.
 Placement take_placement(const std::vector<std::string>& words, const char* device = "cpu", DType dtype = DType::f32);
 
 }  // namespace bhyt::cli

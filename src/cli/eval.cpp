@@ -405,6 +405,7 @@ int cmd_eval(const Args& args) {
     settle(f, app);
     where = take_placement(f.words, "auto");
   });
+  ranks.share(where);
   return f.requests.empty() ? evaluate(f, where, ranks) : score_requests(f, where, ranks);
 }
 

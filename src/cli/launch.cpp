@@ -1,6 +1,7 @@
 // bhyt launch: the ranks of a run through mpirun, started again from the newest checkpoint when they crash.
 #include <fmt/format.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -105,8 +106,16 @@ MpirunWords mpirun_words(const LaunchFlags& f) {
   return m;
 }
 
-// The directory of the run that the words are of.
-fs::path run_directory(const Args& command) {
+// mpirun looks after a host that says nothing for a minute, instead of five, and counts it as lost within another: else a rank that
+// parallel.timeout ends before that leaves mpirun waiting for the lost host's answer. What the user has set stays.
+void notice_lost_hosts() {
+  ::setenv("OMPI_MCA_oob_tcp_keepalive_time", "60", 0);
+  ::setenv("OMPI_MCA_oob_tcp_keepalive_intvl", "10", 0);
+  ::setenv("OMPI_MCA_oob_tcp_keepalive_probes", "6", 0);
+}
+
+// Where the run that the words are of is, and what it does with what is there.
+train::RunSection run_of(const Args& command) {
   std::string config;
   Args overrides;
   for (auto word = command.begin() + 1; word != command.end(); ++word) {
@@ -117,7 +126,7 @@ fs::path run_directory(const Args& command) {
       config = *word;
   }
   const train::Work work = command[0] == "sft" ? train::Work::fine_tuning : train::Work::pretraining;
-  return train::read_run_config(train::training_tree(config, overrides, work), Verify::no, work).run.dir;
+  return train::read_run_config(train::training_tree(config, overrides, work), Verify::no, work).run;
 }
 
 Args resumed(Args command) {
@@ -126,10 +135,30 @@ Args resumed(Args command) {
   return command;
 }
 
-std::int64_t newest_step(const fs::path& run) {
-  const auto steps = checkpoint_steps(run);
-  return steps.empty() ? 0 : steps.front();
-}
+// The checkpoints of a run, those left out that were there before resume=restart began it anew: until it has put them aside they are in the
+// place of its own, perhaps with their numbers.
+class Checkpoints {
+ public:
+  Checkpoints() = default;
+  explicit Checkpoints(const train::RunSection& run) : run_(run.dir) {
+    for (const std::int64_t step : checkpoint_steps(run_))
+      if (run.resume == train::Resume::restart) earlier_.insert(identity(step));
+  }
+  std::int64_t newest() const {  // 0: none
+    for (const std::int64_t step : checkpoint_steps(run_))
+      if (!earlier_.contains(identity(step))) return step;
+    return 0;
+  }
+
+ private:
+  // Of the folder, whatever its name.
+  ino_t identity(std::int64_t step) const {
+    struct stat s {};
+    return ::stat(checkpoint_folder(run_, step).c_str(), &s) == 0 ? s.st_ino : 0;
+  }
+  fs::path run_;
+  std::set<ino_t> earlier_;
+};
 
 // mpirun lets a SIGTERM wait and kills soon after passing it on; SIGUSR1 it passes on at once, and then waits for the ranks' own end.
 int run_once(const fs::path& mpirun, const Args& words) {
@@ -159,18 +188,19 @@ int cmd_launch(const Args& args) {
   const LaunchFlags f = parse_launch(args);
   const fs::path mpirun = find_mpirun(f.mpirun);
   const MpirunWords how = mpirun_words(f);
-  const fs::path run = f.restarts > 0 ? run_directory(f.command) : fs::path();
+  const Checkpoints checkpoints = f.restarts > 0 ? Checkpoints(run_of(f.command)) : Checkpoints();
+  notice_lost_hosts();
   const StopSignals stop(kLaunchNotice, StopSignals::Second::quits);
   for (int attempt = 1;; ++attempt) {
     const Args command = attempt == 1 ? f.command : resumed(f.command);
-    const std::int64_t before = newest_step(run);
+    const std::int64_t before = checkpoints.newest();
     log::info("launch  attempt {} of {}: {} ranks{}{}", attempt, f.restarts + 1, f.ranks, how.notes,
               attempt > 1 ? fmt::format(", from step {}", before) : "");
     Args words = how.words;
     words.insert(words.end(), command.begin(), command.end());
     const int code = run_once(mpirun, words);
     if (code == 0) return 0;
-    const std::string reason = reason_to_give_up(code, f.restarts + 1 - attempt, attempt > 1, before, newest_step(run));
+    const std::string reason = reason_to_give_up(code, f.restarts + 1 - attempt, attempt > 1, before, checkpoints.newest());
     log::info("launch  attempt {} ended with exit code {}{}", attempt, code, reason.empty() ? "" : "; " + reason);
     if (!reason.empty()) return code;
   }

@@ -197,6 +197,9 @@ int cmd_perplexity(const Args& args) {
   ranks.together([&] {
     where = take_words(f);
     check_flags(f);
+  });
+  ranks.share(where);
+  ranks.together([&] {
     m.emplace(f, app, where);
     if (ranks.group) facts = facts_of(f, *m, where);
     if (!f.samples.empty() && ranks.first()) samples.emplace(output_path(f.samples));

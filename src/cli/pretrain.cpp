@@ -8,7 +8,8 @@
 namespace bhyt::cli {
 
 int cmd_pretrain(const Args& args) {
-  const TrainingWords w = parse_training(args, "pretrain", train::Work::pretraining);
+  TrainingWords w;
+  on_ranks([&] { w = parse_training(args, "pretrain", train::Work::pretraining); });
   if (w.help) {
     fmt::print(
         "usage: bhyt pretrain [CONFIG.yaml] [key=value ...] [--force] [--no-verify] [--json] [--quiet]\n"

@@ -24,6 +24,12 @@ void Ranks::together(const std::function<void()>& work) const {
     work();
 }
 
+void Ranks::share(Placement& where) const {
+  if (!group || group->size() == 1) return;
+  where.device = parallel::own_device(*group, where.asked, "device");
+  where.threads = parallel::own_threads(*group, where.threads);
+}
+
 void Ranks::agree(schema::Json facts) const {
   if (!group || group->size() == 1) return;
   facts["program version"] = program_version();

@@ -3,6 +3,7 @@
 
 #include <functional>
 
+#include "cli/cli.h"
 #include "core/schema.h"
 #include "parallel/group.h"
 
@@ -17,6 +18,8 @@ struct Ranks {
 
   // On every rank; where it fails on one, all throw its Error. What throws is no part of a collective.
   void together(const std::function<void()>& work) const;
+  // Of several ranks on a host each gets a GPU of its own, and its share of the cores.
+  void share(Placement& where) const;
   // UsageError where a rank has another value than the first; version and commit are compared, too.
   void agree(schema::Json facts) const;
   // Of all ranks: the signal that one received (0: none), the sum of a count.

@@ -173,18 +173,22 @@ int train_seeds(const TrainingWords& w, const std::string& seeds) {
 
 int cmd_sft(const Args& args) {
   SftFlags f;
-  const TrainingWords w = parse_training(args, "sft", train::Work::fine_tuning,
-                                         {{"--dry-run", &f.dry_run},
-                                          {"--dump", nullptr, &f.dump},
-                                          {"--save-tokenizer", nullptr, &f.save_tokenizer},
-                                          {"--seeds", nullptr, &f.seeds}});
+  TrainingWords w;
+  on_ranks([&] {
+    w = parse_training(args, "sft", train::Work::fine_tuning,
+                       {{"--dry-run", &f.dry_run},
+                        {"--dump", nullptr, &f.dump},
+                        {"--save-tokenizer", nullptr, &f.save_tokenizer},
+                        {"--seeds", nullptr, &f.seeds}});
+    if (w.help) return;
+    check_usage((f.dump.empty() && f.save_tokenizer.empty()) || f.dry_run, "--dump and --save-tokenizer go with --dry-run");
+    check_usage(f.seeds.empty() || !f.dry_run, "--seeds does not go with --dry-run");
+  });
   if (w.help) {
     print_help();
     return 0;
   }
   log::set_quiet(w.quiet);
-  check_usage((f.dump.empty() && f.save_tokenizer.empty()) || f.dry_run, "--dump and --save-tokenizer go with --dry-run");
-  check_usage(f.seeds.empty() || !f.dry_run, "--seeds does not go with --dry-run");
   if (f.dry_run) return dry_run(f, w);
   if (!f.seeds.empty()) return train_seeds(w, f.seeds);
   train::Json result;

@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "cli/cli.h"
 #include "core/check.h"
+#include "core/log.h"
+#include "parallel/launch.h"
 
 namespace bhyt::cli {
 
@@ -67,6 +70,14 @@ bool take_own(const Args& args, std::size_t& i, const TrainingWords& w, const st
 
 }  // namespace
 
+void on_ranks(const std::function<void()>& work) {
+  parallel::Group* const group = parallel::group();
+  if (!group) return work();
+  group->set_timeout(parallel::kSetupTimeout);
+  log::set_silent(group->rank() > 0);
+  parallel::together(*group, work);
+}
+
 TrainingWords parse_training(const Args& args, const std::string& command, train::Work work, const std::vector<OwnFlag>& own) {
   TrainingWords w{.command = command, .work = work};
   for (std::size_t i = 0; i < args.size(); ++i) {
@@ -86,7 +97,11 @@ TrainingWords parse_training(const Args& args, const std::string& command, train
 }
 
 train::RunConfig read_config(const TrainingWords& w) {
-  return train::read_run_config(train::training_tree(w.config, w.overrides, w.work), w.verify ? Verify::yes : Verify::no, w.work);
+  train::RunConfig config;
+  on_ranks([&] {
+    config = train::read_run_config(train::training_tree(w.config, w.overrides, w.work), w.verify ? Verify::yes : Verify::no, w.work);
+  });
+  return config;
 }
 
 void print_keys(train::Work work) {

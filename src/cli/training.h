@@ -1,6 +1,7 @@
 // What the commands that train share: their words and flags, the list of keys, the outcome.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,6 +28,9 @@ struct OwnFlag {
 
 // CONFIG.yaml, key=value words and flags. UsageError for what is none of them, with the key that was meant.
 TrainingWords parse_training(const Args& args, const std::string& command, train::Work work, const std::vector<OwnFlag>& own = {});
+
+// What all ranks of a run do alike before it begins: a mistake in the words or in the config is told once.
+void on_ranks(const std::function<void()>& work);
 
 train::RunConfig read_config(const TrainingWords& words);
 void print_keys(train::Work work);

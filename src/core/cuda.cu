@@ -72,6 +72,19 @@ std::string describe(int index) {
   return p.name;
 }
 
+std::string id_of(int index) {
+  cudaDeviceProp p{};
+  BHYT_CUDA(cudaGetDeviceProperties(&p, index));
+  std::string id = "GPU";
+  for (int i = 0; i < 16; ++i) {
+    char digits[8];
+    const bool dash = i == 0 || i == 4 || i == 6 || i == 8 || i == 10;
+    std::snprintf(digits, sizeof digits, dash ? "-%02x" : "%02x", static_cast<unsigned>(static_cast<unsigned char>(p.uuid.bytes[i])));
+    id += digits;
+  }
+  return id;
+}
+
 void use(int index) { BHYT_CUDA(cudaSetDevice(index)); }
 
 std::size_t free_bytes(int index) {

@@ -80,6 +80,20 @@ std::vector<std::string> optimizer_files(const fs::path& dir) {
   return names;
 }
 
+std::string incomplete_optimizer(const fs::path& dir) {
+  const std::vector<std::string> names = optimizer_files(dir);
+  if (names.empty()) return "";
+  const std::string &any = names.front(), of = "-of-";
+  const std::size_t at = any.find(of);
+  std::int64_t ranks = 1;
+  if (at != std::string::npos) std::from_chars(any.data() + at + of.size(), any.data() + any.size(), ranks);
+  for (std::int64_t rank = 0; rank < ranks; ++rank)
+    if (const std::string name = optimizer_file(rank, ranks); std::find(names.begin(), names.end(), name) == names.end())
+      return fmt::format("{} is missing", name);
+  if (static_cast<std::int64_t>(names.size()) == ranks) return "";
+  return fmt::format("it holds optimizer state of more than one kind: {}", fmt::join(names, ", "));
+}
+
 void remove_listed(const fs::path& dir, const std::vector<std::string>& files) {
   if (files.empty()) return;
   Json manifest = Json::parse(read_text(dir / kManifest), nullptr, false);

@@ -26,6 +26,9 @@ constexpr const char* kOptimizerState = "optimizer.safetensors";
 std::string optimizer_file(std::int64_t rank, std::int64_t ranks);
 bool is_optimizer_file(const std::string& name);
 std::vector<std::string> optimizer_files(const fs::path& dir);  // in order; none where only weights are there
+// "" when those that are there are all of one set, or none; else what is wrong. A process that was killed while it removed them leaves
+// some.
+std::string incomplete_optimizer(const fs::path& dir);
 
 // Lists every file of the folder with its size and checksum, synced.
 void write_manifest(const fs::path& dir);

@@ -14,6 +14,7 @@
 #include "core/check.h"
 #include "core/log.h"
 #include "core/threads.h"
+#include "parallel/gpus.h"
 
 namespace bhyt::parallel {
 
@@ -30,6 +31,15 @@ bool launched() {
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MV2_COMM_WORLD_SIZE"})
     if (std::getenv(name)) return true;
   return false;
+}
+
+// How many, as far as the launcher says; 0: it does not.
+int told_ranks() {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"})
+    if (const char* text = std::getenv(name)) return std::max(std::atoi(text), 1);
+  // srun --mpi=pmix. A batch script has the number of tasks, too, but is none of them.
+  const char* tasks = std::getenv("PMIX_RANK") ? std::getenv("SLURM_STEP_NUM_TASKS") : nullptr;
+  return tasks ? std::max(std::atoi(tasks), 1) : 0;
 }
 
 void* load() {
@@ -59,18 +69,21 @@ State& state() {
 
 }  // namespace
 
-int launched_ranks() {
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"})
-    if (const char* text = std::getenv(name)) return std::max(std::atoi(text), 1);
-  return 1;
-}
+int launched_ranks() { return std::max(told_ranks(), 1); }
 
 Group* group() {
   State& s = state();
   if (s.asked) return s.group.get();
   s.asked = true;
   if (!launched()) return nullptr;
-  void* const found = ::dlsym(load(), kOpen);
+  void* library = nullptr;
+  try {
+    library = load();
+  } catch (const Error&) {
+    if (told_ranks() == 1) return nullptr;  // alone, it needs no MPI
+    throw;
+  }
+  void* const found = ::dlsym(library, kOpen);
   check(found != nullptr, "{} has no {}: it is not of this program", kLibrary, kOpen);
   OpenGroup open = nullptr;
   std::memcpy(&open, &found, sizeof open);
@@ -133,25 +146,42 @@ void together(Group& g, const std::function<void()>& work) {
     wrong = e.what();
   }
   const std::vector<std::string> all = gather_texts(g, wrong.empty() ? "" : (usage ? "u" : "e") + wrong);
+  const bool alike = std::all_of(all.begin(), all.end(), [&](const std::string& text) { return text == all.front(); });
   for (int rank = 0; rank < g.size(); ++rank) {
     const std::string& text = all[static_cast<std::size_t>(rank)];
     if (text.empty()) continue;
     on_all_ranks();
-    const std::string message = g.size() > 1 ? fmt::format("rank {} on {}: {}", rank, g.host(rank), text.substr(1)) : text.substr(1);
+    const std::string message = !alike ? fmt::format("rank {} on {}: {}", rank, g.host(rank), text.substr(1)) : text.substr(1);
     if (text[0] == 'u') throw UsageError(message);
     throw Error(message);
   }
 }
 
-Device own_device(const Group& g, const std::string& name, const std::string& key, bool share_gpu, const std::string& otherwise) {
+namespace {
+
+// What this rank can compute on: no GPU where the device that is asked for is none.
+VisibleGpus gpus_for(const std::string& name, const std::string& key) {
+  VisibleGpus gpus;
   const Device device = parse_device(name, key);
-  if (g.size() == 1 || !device.is_cuda()) return device;
-  const int gpus = cuda::device_count();
-  if (share_gpu) return parse_device(fmt::format("cuda:{}", g.local_rank() % gpus), key);
-  check_usage(g.local_size() <= gpus && name.find(':') == std::string::npos,
-              "{} ranks on {} would share a GPU ({}={}, {} GPUs): start one rank for each{}", g.local_size(), g.host(g.rank()), key, name,
-              gpus, otherwise);
-  return parse_device(fmt::format("cuda:{}", g.local_rank()), key);
+  for (int i = 0; device.is_cuda() && i < cuda::device_count(); ++i) gpus.ids.push_back(cuda::id_of(i));
+  if (name.find(':') != std::string::npos) gpus.named = device.index;
+  return gpus;
+}
+
+}  // namespace
+
+Device own_device(Group& g, const std::string& name, const std::string& key, bool share_gpu, const std::string& otherwise) {
+  std::string own;
+  together(g, [&] { own = to_text(gpus_for(name, key)); });
+  std::vector<VisibleGpus> all;
+  for (const std::string& text : gather_texts(g, own)) all.push_back(visible_gpus_from(text));
+  if (std::ranges::all_of(all, [](const VisibleGpus& gpus) { return gpus.ids.empty(); })) return Device::cpu();
+  Device device = Device::cpu();
+  together(g, [&] {
+    const std::vector<int> numbers = share_out_gpus(all, share_gpu, otherwise);
+    device = parse_device(fmt::format("cuda:{}", numbers[static_cast<std::size_t>(g.rank())]), key);
+  });
+  return device;
 }
 
 int own_threads(const Group& g, int asked) {

@@ -80,8 +80,9 @@ class NcclCollectives : public Collectives {
         ready_(make_event()),
         base_(make_event()),
         watch_(device(), group, api) {
-    watch_.call("start of NCCL", [&] { must(api_, api_.comm_init_rank(&comm_, group.size(), id, group.rank()), "ncclCommInitRank"); });
-    watch_.look_at(comm_);
+    watch_.dog().call("start of NCCL",
+                      [&] { must(api_, api_.comm_init_rank(&comm_, group.size(), id, group.rank()), "ncclCommInitRank"); });
+    watch_.dog().look_at(comm_);
   }
 
   ~NcclCollectives() override {
@@ -89,8 +90,8 @@ class NcclCollectives : public Collectives {
     const bool failing = std::uncaught_exceptions() > exceptions_;
     // Other ranks may never come to what is under way when this one fails. Else the watch is there while we wait.
     if (!failing) cudaStreamSynchronize(stream());
-    watch_.look_at(nullptr);
-    watch_.call("end of NCCL", [&] { failing ? api_.comm_abort(comm_) : api_.comm_destroy(comm_); });
+    nccl::Comm* const own = watch_.dog().release();
+    if (own) watch_.dog().call("end of NCCL", [&] { failing ? api_.comm_abort(own) : api_.comm_destroy(own); });
   }
 
   Ticket reduce_scatter(const Tensor& from, const Tensor& to, bool add, const std::string& name) override {
@@ -152,7 +153,7 @@ class NcclCollectives : public Collectives {
     BHYT_CUDA(cudaEventRecord(ready_.get(), cuda::stream(ctx_)));
     BHYT_CUDA(cudaStreamWaitEvent(stream(), ready_.get()));
     BHYT_CUDA(cudaEventRecord(one.begin.get(), stream()));
-    watch_.call(name, work);
+    watch_.dog().call(name, work);
     BHYT_CUDA(cudaEventRecord(one.end.get(), stream()));
     return watch_.add(std::move(one));
   }

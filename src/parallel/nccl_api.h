@@ -1,14 +1,16 @@
 // The part of NCCL's C interface that we use, which has not changed since 2.13: declared here, so that a build needs no NCCL. The library
-// is loaded when it is asked for.
+// is loaded when it is asked for. Nor does it need CUDA: a stream is a pointer to what CUDA keeps for itself.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstddef>
+
+struct CUstream_st;
 
 namespace bhyt::nccl {
 
 constexpr const char* kLibrary = "libnccl.so.2";
+
+using Stream = CUstream_st*;  // cudaStream_t
 
 struct Comm;  // ncclComm
 struct UniqueId {
@@ -27,9 +29,9 @@ struct Api {
   Result (*comm_get_async_error)(Comm* comm, Result* error);
   Result (*comm_abort)(Comm* comm);
   Result (*comm_destroy)(Comm* comm);
-  Result (*all_reduce)(const void* from, void* to, std::size_t count, Type type, Op op, Comm* comm, cudaStream_t stream);
-  Result (*reduce_scatter)(const void* from, void* to, std::size_t count_of_part, Type type, Op op, Comm* comm, cudaStream_t stream);
-  Result (*all_gather)(const void* from, void* to, std::size_t count_of_part, Type type, Comm* comm, cudaStream_t stream);
+  Result (*all_reduce)(const void* from, void* to, std::size_t count, Type type, Op op, Comm* comm, Stream stream);
+  Result (*reduce_scatter)(const void* from, void* to, std::size_t count_of_part, Type type, Op op, Comm* comm, Stream stream);
+  Result (*all_gather)(const void* from, void* to, std::size_t count_of_part, Type type, Comm* comm, Stream stream);
 };
 
 }  // namespace bhyt::nccl

@@ -300,10 +300,11 @@ void tidy(const fs::path& dir, Keep keep) {
 
 namespace {
 
-// Of the runs of this rank: "" where their configs say it.
+// Of the runs of this rank: "" where their configs say it. All ranks ask at once.
 std::string device_of_runs(const std::string& asked, parallel::Group* group) {
-  if (!group || group->size() == 1 || !parse_device(asked).is_cuda()) return "";
-  return name_of(parallel::own_device(*group, asked, "run.device"));
+  if (!group || group->size() == 1) return "";
+  const Device device = parallel::own_device(*group, asked, "run.device");
+  return device.is_cuda() ? name_of(device) : "";
 }
 
 }  // namespace
@@ -313,17 +314,20 @@ SweepOutcome run_sweep(const Plan& plan, const SweepOptions& options) {
   const bool first = !group || group->rank() == 0;
   std::optional<Workers> workers;
   std::optional<Sweep> sweep;
-  const auto open = [&] {
-    std::string device = "cpu";
+  const auto all = [&](const std::function<void()>& work) { group ? parallel::together(*group, work) : work(); };
+  std::string device = "cpu";
+  all([&] {
     if (!plan.runs.empty()) {
       train::RunConfig config = train::read_run_config(plan.runs.front().tree, Verify::no, plan.work);
       device = config.run.device;
       if (plan.work == train::Work::pretraining) (void)train::choose_data(config);  // what is not there is told once, not by every run
     }
-    workers.emplace(group, device_of_runs(device, group));
+  });
+  const std::string own = device_of_runs(device, group);
+  all([&] {
+    workers.emplace(group, own);
     if (first) sweep.emplace(plan, options, *workers, parse_device(device).is_cuda());
-  };
-  group ? parallel::together(*group, open) : open();
+  });
   if (first) return sweep->run();
   const FolderLock lock(options.folder / kConfigs, LOCK_SH);
   workers->serve();

@@ -1,5 +1,8 @@
 #include "train/agreement.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "core/check.h"
 #include "machine/machine.h"
 #include "parallel/launch.h"
@@ -10,7 +13,17 @@ namespace {
 
 std::string shown(const Json& facts, const std::string& key) { return facts.contains(key) ? schema::show(facts[key]) : "missing"; }
 
+std::vector<std::int64_t> of_all_ranks(parallel::Group& group, std::int64_t own) {
+  std::vector<std::int64_t> all(static_cast<std::size_t>(group.size()));
+  all[static_cast<std::size_t>(group.rank())] = own;
+  group.gather(all.data(), sizeof own, sizeof own);
+  return all;
+}
+
 }  // namespace
+
+std::int64_t least_of_ranks(parallel::Group& group, std::int64_t own) { return std::ranges::min(of_all_ranks(group, own)); }
+std::int64_t largest_of_ranks(parallel::Group& group, std::int64_t own) { return std::ranges::max(of_all_ranks(group, own)); }
 
 void check_agreement(parallel::Group& group, const Json& facts) {
   const std::vector<std::string> all = parallel::gather_texts(group, facts.dump());

@@ -1,6 +1,7 @@
 #include "train/batches.h"
 
 #include <algorithm>
+#include <exception>
 
 #include "core/check.h"
 
@@ -111,12 +112,21 @@ Batch Uploader::piece(std::int64_t i) const {
 }
 
 std::optional<Evaluation> evaluate(Context& ctx, TrainPass& pass, BatchSource& source, Uploader& uploader, std::int64_t batches,
-                                   const GoOn& go_on, const std::function<void(std::vector<double>&)>& add_up) {
+                                   const GoOn& go_on, const WithRanks& ranks) {
   const std::int64_t all = source.batches(), n = batches > 0 ? std::min(batches, all) : all;
   Evaluation out;
   source.start(0);
-  const auto put = [&](std::int64_t i) {
-    if (i < n) uploader.put(source.next());
+  // False where all ranks stop here. A rank that could not read throws once the others know.
+  const auto put = [&] {
+    std::exception_ptr wrong;
+    try {
+      uploader.put(source.next());
+    } catch (const Error&) {
+      wrong = std::current_exception();
+    }
+    const bool all_go_on = !ranks.go_on || ranks.go_on(!wrong);
+    if (wrong) std::rethrow_exception(wrong);
+    return all_go_on;
   };
   // A sum for each piece, read once at the end: the device is not waited for in between.
   struct Seen {
@@ -126,7 +136,7 @@ std::optional<Evaluation> evaluate(Context& ctx, TrainPass& pass, BatchSource& s
   std::int64_t pieces = 0, done = 0;
   const OwnedTensor sums(ctx, DType::f32, {std::max<std::int64_t>(n * uploader.most_pieces(), 1)});
   zero(ctx, sums);
-  put(0);
+  if (n > 0 && !put()) return std::nullopt;
   for (std::int64_t i = 0; i < n; ++i) {
     uploader.advance();
     out.tokens += uploader.scored();
@@ -137,7 +147,7 @@ std::optional<Evaluation> evaluate(Context& ctx, TrainPass& pass, BatchSource& s
       if (p + 1 == uploader.pieces()) done += uploader.examples();
       if (!go_on(done, n == all ? source.rows() : std::max(done, n * uploader.examples()))) return std::nullopt;
     }
-    put(i + 1);
+    if (i + 1 < n && !put()) return std::nullopt;
   }
   std::vector<float> host_sums(static_cast<std::size_t>(pieces));
   ctx.copy(Device::cpu(), host_sums.data(), ctx.device(), sums.t.data, host_sums.size() * sizeof(float));
@@ -148,7 +158,7 @@ std::optional<Evaluation> evaluate(Context& ctx, TrainPass& pass, BatchSource& s
     for (std::int64_t p = 0; p < batch.pieces; ++p) own += static_cast<double>(*at++);
     of_batches.push_back(own);
   }
-  if (add_up) add_up(of_batches);
+  if (ranks.add_up) ranks.add_up(of_batches);
   double sum = 0, by_row = 0, rows = 0;
   for (std::size_t i = 0; i < seen.size(); ++i) {
     sum += of_batches[i];

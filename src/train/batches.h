@@ -79,9 +79,15 @@ struct Evaluation {
 // Asked after each micro-batch, with the rows done and the rows in all; false: stop here.
 using GoOn = std::function<bool(std::int64_t done, std::int64_t all)>;
 
-// Over the first `batches` batches (0 = one pass) of a source; nothing where it was stopped. add_up: over the ranks, where each has some of
-// the rows.
+// Where each of several ranks has some of the rows: asked by all of them at the same time.
+struct WithRanks {
+  std::function<void(std::vector<double>&)> add_up;  // over the ranks
+  // Before each batch. ready: this rank could read it; false, on all ranks: stop here.
+  std::function<bool(bool ready)> go_on;
+};
+
+// Over the first `batches` batches (0 = one pass) of a source; nothing where it was stopped.
 std::optional<Evaluation> evaluate(Context& ctx, TrainPass& pass, BatchSource& source, Uploader& uploader, std::int64_t batches,
-                                   const GoOn& go_on, const std::function<void(std::vector<double>&)>& add_up = {});
+                                   const GoOn& go_on, const WithRanks& ranks = {});
 
 }  // namespace bhyt::train

@@ -89,6 +89,7 @@ namespace {
 std::string unfit(const fs::path& at, Json& state) {
   if (const std::string wrong = verify_manifest(at); !wrong.empty()) return wrong;
   if (optimizer_files(at).empty()) return fmt::format("it holds weights only (model.init={} starts a new run from them)", at.string());
+  if (const std::string wrong = incomplete_optimizer(at); !wrong.empty()) return wrong;
   if (!fs::exists(at / kTrainerState)) return "it has no trainer_state.json";
   state = Json::parse(read_text(at / kTrainerState), nullptr, false);
   return state.is_object() ? "" : "trainer_state.json is damaged";

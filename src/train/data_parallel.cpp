@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "machine/machine.h"
 #include "parallel/launch.h"
+#include "train/agreement.h"
 
 namespace bhyt::train {
 
@@ -253,6 +254,12 @@ void DataParallel::add_up(std::vector<double>& values) {
   std::fill(values.begin(), values.end(), 0.0);
   for (std::size_t r = 0; r < ranks; ++r)
     for (std::size_t i = 0; i < n; ++i) values[i] += all[r * n + i];
+}
+
+std::int64_t DataParallel::largest(std::int64_t own) {
+  if (!several()) return own;
+  wait_for_weights();  // as above
+  return largest_of_ranks(*group_, own);
 }
 
 bool DataParallel::first_says(bool own) { return group_ ? !parallel::gather_texts(*group_, own ? "yes" : "").front().empty() : own; }

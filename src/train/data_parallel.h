@@ -45,7 +45,8 @@ class DataParallel {
   void publish();           // hands the new weights round; a pass waits for them layer by layer
   void wait_for_weights();  // before anything else reads them
 
-  bool first_says(bool own);  // on every rank what the first one says
+  bool first_says(bool own);               // on every rank what the first one says
+  std::int64_t largest(std::int64_t own);  // on every rank the largest of what they say
   // Σ over the ranks, in place, on the host.
   void add_up(std::vector<double>& values);
   // Every rank's masters of a parameter, joined; all ranks ask for the same parameters in the same order.

@@ -55,17 +55,15 @@ void check_init(const RunConfig& config) {
 }
 
 // Where the run is made: of several ranks on a host each has its share of it.
-Device choose_device(RunConfig& config) {
-  const parallel::Group* group = parallel::group();
-  if (!group) return parse_device(config.run.device);
+void choose_device(RunConfig& config, parallel::Group* group, const Stage& stage) {
+  if (!group || group->size() == 1) return stage([&] { config.device = parse_device(config.run.device); });
   config.run.threads = parallel::own_threads(*group, static_cast<int>(config.run.threads));
-  return parallel::own_device(*group, config.run.device, "run.device", config.parallel.share_gpu,
-                              ", or say parallel.share_gpu=true, which is slow");
+  config.device = parallel::own_device(*group, config.run.device, "run.device", config.parallel.share_gpu,
+                                       ", or say parallel.share_gpu=true, which is slow");
 }
 
 // Fails on whatever is wrong with config and data before anything is written.
 RunData check_config(RunConfig& config) {
-  config.device = choose_device(config);
   RunData data = config.work == Work::fine_tuning ? choose_chat_data(config) : choose_data(config);
   const ModelConfig& model = config.model.config;
   validate(model);
@@ -361,14 +359,17 @@ std::optional<Found> find_together(Session& s, parallel::Group* group, const Sta
 }
 
 // Everything about config and data that is known before memory is taken.
-Json settle_config(Session& s, const std::optional<Found>& found, const Stage& stage) {
+Json settle_config(Session& s, const std::optional<Found>& found, parallel::Group* group, const Stage& stage) {
+  bool automatic = false;
   stage([&] {
     if (found) inherit_auto(s.config, *s.dir);
     s.config.run.device = name_of(s.config.device);
     if (!s.config.run.dtype) s.config.run.dtype = s.config.device.is_cuda() ? DType::bf16 : DType::f32;
+    automatic = s.config.train.micro_batch == 0;
     settle_memory(s.config, free_memory_for(s.config));
     if (s.dir->owned()) open_data(s);
   });
+  if (automatic && group) s.config.train.micro_batch = least_of_ranks(*group, s.config.train.micro_batch);
   Json math;
   stage([&] {
     if (!s.dir->owned()) open_data(s);  // texts are packed by now
@@ -429,19 +430,19 @@ std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
   Session& s = *session;
   s.config = config;
   if (group) {
-    constexpr double kSetup = 6 * 3600;  // ranks wait for the first one while it packs texts
-    group->set_timeout(std::max(kSetup, config.parallel.timeout));
+    group->set_timeout(std::max(parallel::kSetupTimeout, config.parallel.timeout));
     s.config.ranks = {.rank = group->rank(), .size = group->size(), .on_host = group->local_size(), .launched = true};
     log::set_silent(group->rank() > 0);
   }
   agree(group, facts_of(s.config));
+  choose_device(s.config, group, stage);
   stage([&] {
     s.data = check_config(s.config);
     s.ctx = std::make_unique<Context>(s.config.device, static_cast<int>(s.config.run.threads));
   });
   s.dir = std::make_unique<RunDir>(s.config.run.dir, group);
   const std::optional<Found> found = find_together(s, group, stage);
-  const Json math = settle_config(s, found, stage);
+  const Json math = settle_config(s, found, group, stage);
   agree(group, settled_facts(s));
   bool changed = false;
   stage([&] {

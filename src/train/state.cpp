@@ -32,6 +32,8 @@ void load_optimizer(const fs::path& checkpoint, Model& model, Optimizer& optimiz
   std::vector<SafeTensors> files;
   for (const std::string& name : optimizer_files(checkpoint)) files.emplace_back(checkpoint / name);
   check(!files.empty(), "{}: expected optimizer state, found none", checkpoint.string());
+  if (const std::string wrong = incomplete_optimizer(checkpoint); !wrong.empty())
+    throw Error(fmt::format("{}: {}", checkpoint.string(), wrong));
   optimizer.load(files);
   const Tensor constants = model.constants();
   for (const SafeTensors& file : files) {

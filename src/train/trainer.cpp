@@ -31,6 +31,7 @@ constexpr std::int64_t kLayerLines = 16;  // in metrics.jsonl over a run with an
 bool every(std::int64_t step, std::int64_t interval) { return interval > 0 && step % interval == 0; }
 
 constexpr float kBySigterm = 65536;
+constexpr std::int64_t kNoData = 1 << 20;  // what a rank says that could not read, where others say their signal
 
 constexpr const char* kNotice = "\nstopping; the steps that are done will be saved (once more to quit at once)\n";
 
@@ -47,9 +48,10 @@ struct Trainer::Impl {
   int agreed = 0;       // of several ranks: the signal that ends the run
   float grad_norm = 0;
   double lr = 0;
-  double shown = 0;        // when the step line was last redrawn
-  std::int64_t saved = 0;  // the step whose checkpoint is there
-  std::exception_ptr no_data;
+  double shown = 0;            // when the step line was last redrawn
+  std::int64_t saved = 0;      // the step whose checkpoint is there
+  std::exception_ptr no_data;  // this process could not read
+  bool data_ends = false;      // some rank could not
   Outcome outcome;
 
   Session& s() { return *session; }
@@ -151,18 +153,33 @@ struct Trainer::Impl {
     p.skipped_in_row = 0;
   }
 
-  // Reads data. Where that fails (a damaged file), the step in work is still finished and saved.
+  // Where data cannot be read (a damaged file), the step in work is still finished and saved. Of several ranks all know at once whether one
+  // of them could not: its rows are missing from the next step.
+  void put_batch() {
+    try {
+      s().uploader->put(s().train->next());
+    } catch (const Error&) {
+      no_data = std::current_exception();
+    }
+    data_ends = s().parallel->largest(no_data ? 1 : 0) > 0;
+  }
+  // The same of validation data, which ranks told each other about in ranks_validate; what else went wrong there ends this one.
   template <class F>
   void reading(F&& read) {
     try {
       read();
     } catch (const Error&) {
-      if (s().parallel->several()) throw;
+      if (s().parallel->several() && !data_ends) throw;
       no_data = std::current_exception();
+      data_ends = true;
     }
   }
-  void put_batch() {
-    reading([&] { s().uploader->put(s().train->next()); });
+  // What was wrong with the data, on all ranks.
+  void tell_of_data() {
+    const auto tell = [&] {
+      if (no_data) std::rethrow_exception(no_data);
+    };
+    s().parallel->several() ? parallel::together(*parallel::group(), tell) : tell();
   }
 
   std::int64_t look_every() const {
@@ -315,6 +332,21 @@ struct Trainer::Impl {
     p.best_step = p.step;
   }
 
+  // Before each batch ranks tell each other that they were asked to stop, or could not read it.
+  WithRanks ranks_validate(const StopSignals& stop) {
+    if (!s().parallel->several()) return {};
+    return {.add_up = [this](std::vector<double>& sums) { s().parallel->add_up(sums); },
+            .go_on =
+                [this, &stop](bool ready) {
+                  const std::int64_t said = s().parallel->largest(ready ? stop.received() : kNoData);
+                  if (said == kNoData)
+                    data_ends = true;
+                  else if (said > 0)
+                    agreed = static_cast<int>(said);
+                  return said == 0;
+                }};
+  }
+
   bool validation_loss(const StopSignals& stop) {
     Progress& p = s().progress;
     WorkLine progress(fmt::format("valid   step {}", p.step), "rows", seconds());
@@ -325,7 +357,7 @@ struct Trainer::Impl {
           progress.show(done, all);
           return done == all || s().parallel->several() || !stop.received();
         },
-        [&](std::vector<double>& sums) { s().parallel->add_up(sums); });
+        ranks_validate(stop));
     if (!e) return false;
     s().metrics->validation(p.step, e->loss, e->tokens, s().data.chat ? std::optional(e->loss_by_row) : std::nullopt);
     const bool again = !p.log_history.empty() && p.log_history.back().contains("eval_loss") && p.log_history.back()["step"] == p.step;
@@ -381,7 +413,7 @@ struct Trainer::Impl {
                 p.best_step);
     // While steps are being skipped the weights are in doubt: no checkpoint of them pushes out a good one.
     if (!p.unvalidated && save_due() && (last || p.skipped_in_row == 0)) save(false);
-    if (!no_data && !p.unvalidated && (last || !asked_to_stop(stop))) return last;
+    if (!data_ends && !p.unvalidated && (last || !asked_to_stop(stop))) return last;
     stop_here(stop, p.unvalidated ? " (its validation is still to be made)" : "");
     return true;
   }
@@ -391,7 +423,7 @@ struct Trainer::Impl {
     const Progress& p = s().progress;
     settle();
     if (saved != p.step) save(true);
-    if (no_data) std::rethrow_exception(no_data);
+    if (data_ends) tell_of_data();
     outcome.signal = asked_to_stop(stop);
     const char* name = outcome.signal == SIGINT ? "SIGINT" : "SIGTERM";
     if (p.step == 0)
@@ -426,8 +458,8 @@ struct Trainer::Impl {
   // The loss of the model that is started from. False where a signal came.
   bool validate_start(const StopSignals& stop) {
     reading([&] { validation_loss(stop); });
-    if (no_data) std::rethrow_exception(no_data);
-    if (s().parallel->several() || !stop.received()) return true;
+    if (data_ends) tell_of_data();
+    if (!asked_to_stop(stop)) return true;
     stop_here(stop, "");
     return false;
   }
@@ -446,7 +478,7 @@ struct Trainer::Impl {
     if (p.step == 0 && s().data.chat && s().valid && !validate_start(stop)) return;
     s().train->start(p.step);
     put_batch();
-    if (no_data) std::rethrow_exception(no_data);
+    if (data_ends) tell_of_data();
     do
       if (!step(stop)) return stop_here(stop, fmt::format(" (step {} was under way and is done again)", p.step + 1));
     while (!after_step(stop));

@@ -1,7 +1,5 @@
 // bhyt launch: what it asks of mpirun, when it starts again and when it gives up; bhyt plan as a user sees it.
-#include <set>
-
-#include "tests/cli/mpi.h"
+#include "tests/cli/ranks.h"
 
 namespace bhyt::test {
 namespace {
@@ -64,6 +62,26 @@ TEST(Launch, ARunThatWasBegunMayCrashOnce) {
   fs::create_directories(fake.run / "checkpoint-7");
   EXPECT_EQ(fake.launch({"--restarts", "1"}, {"resume=auto"}).code, 0);
   EXPECT_EQ(fake.attempts().size(), 2u);
+}
+
+// The run before is none to go on from when resume=restart crashes before it has put it aside; its own checkpoint is, be its number
+// smaller.
+TEST(Launch, ARunThatBeginsAnewDoesNotGoOnWithTheOneBefore) {
+  const FakeMpirun early("exit 1");
+  fs::create_directories(early.run / "checkpoint-7");
+  const Outcome none = early.launch({"--restarts", "5"}, {"resume=restart"});
+  EXPECT_EQ(none.code, 1);
+  EXPECT_EQ(early.attempts().size(), 1u);
+  says(none.err, "there is no checkpoint to go on from");
+
+  const FakeMpirun late("case $n in 1) mkdir $run/earlier-1; mv $run/checkpoint-* $run/earlier-1; mkdir $run/checkpoint-3; exit 1;; esac");
+  fs::create_directories(late.run / "checkpoint-7");
+  const Outcome own = late.launch({"--restarts", "5"}, {"resume=restart"});
+  EXPECT_EQ(own.code, 0) << own.err;
+  ASSERT_EQ(late.attempts().size(), 2u);
+  EXPECT_TRUE(late.attempts()[0].ends_with(" resume=restart"));
+  EXPECT_TRUE(late.attempts()[1].ends_with(" resume=auto"));
+  says(own.err, ", from step 3\n");
 }
 
 TEST(Launch, DoesNotStartAgainWhereThatIsOfNoUse) {
@@ -132,18 +150,6 @@ TEST(Launch, SaysWhatIsMissing) {
     const Outcome out = bhyt(Words{"launch"} + wrong);
     EXPECT_EQ(out.code, 2) << out.err;
   }
-}
-
-// Processes that train below a folder, as mpirun starts them.
-std::set<pid_t> ranks_in(const fs::path& run) {
-  std::set<pid_t> found;
-  for (const auto& entry : fs::directory_iterator("/proc")) {
-    const std::string name = entry.path().filename().string();
-    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-    const std::string words = read_text(entry.path() / "cmdline"), begin = std::string(BHYT_PROGRAM) + '\0' + "pretrain" + '\0';
-    if (words.starts_with(begin) && has(words, "run.dir=" + run.string() + '\0')) found.insert(std::stoi(name));
-  }
-  return found;
 }
 
 TEST(Launch, ARankThatIsKilledCostsNothingButTime) {

@@ -1,24 +1,8 @@
 // Several processes by MPI, as a user starts them: the same mathematics as one, resumed with any number, and ends that lose nothing.
-#include <cmath>
-
-#include "tests/cli/mpi.h"
+#include "tests/cli/ranks.h"
 
 namespace bhyt::test {
 namespace {
-
-void expect_near(const fs::path& one, const fs::path& several, double limit) {
-  const auto a = metrics_of(one), b = metrics_of(several);
-  ASSERT_EQ(a.size(), b.size());
-  int compared = 0;
-  for (std::size_t i = 0; i < a.size(); ++i)
-    for (const char* key : {"loss", "valid_loss"}) {
-      ASSERT_EQ(a[i].contains(key), b[i].contains(key));
-      if (!a[i].contains(key)) continue;
-      ++compared;
-      EXPECT_LE(std::fabs(a[i][key].get<double>() / b[i][key].get<double>() - 1), limit) << a[i]["step"] << " " << key;
-    }
-  EXPECT_GT(compared, 5);
-}
 
 struct Shared {
   const char* name;
@@ -131,6 +115,24 @@ TEST(Parallel, ARunGoesOnWithAnotherNumberOfRanks) {
   }
 }
 
+// What a process leaves that is killed while it takes the optimizer's state out of an older checkpoint: files that the manifest lists no
+// more.
+TEST(Parallel, HalfOfTheOptimizersStateIsNoneToGoOnFrom) {
+  NEEDS_MPI;
+  const Place place;
+  const fs::path run = place.path / "run";
+  ASSERT_EQ(ranks(place, 3, place.run("run", {"train.steps=9"})).code, 0);
+  Json manifest = Json::parse(read_text(run / "checkpoint-9" / "manifest.json"));
+  for (const std::string& name : names_in(run / "checkpoint-9", "optimizer-")) manifest["files"].erase(name);
+  write_text(run / "checkpoint-9" / "manifest.json", manifest.dump());
+  fs::remove(run / "checkpoint-9" / "optimizer-1-of-3.safetensors");
+  const Words more = place.run("run", {"train.steps=12", "resume=auto", "--force"});
+  const Outcome out = ranks(place, 2, more);
+  EXPECT_EQ(out.code, 0) << out.err;
+  says(out.err, "checkpoint-9: optimizer-1-of-3.safetensors is missing");
+  says(out.err, "going on after step 6");
+}
+
 TEST(Parallel, AnotherConfigOnOneRankIsNamed) {
   NEEDS_MPI;
   const Place place;
@@ -141,6 +143,54 @@ TEST(Parallel, AnotherConfigOnOneRankIsNamed) {
   says(out.err, " has 0.005, rank 0 on ");
   says(out.err, " has 0.003");
   EXPECT_FALSE(fs::exists(place.path / "run"));
+}
+
+TEST(Parallel, AMistakeIsToldOnce) {
+  NEEDS_MPI;
+  const Place place;
+  for (const Words& wrong : {Words{"train.lrr=1"}, Words{"train.batch=0"}, Words{"--frce"}, Words{"norm.method=nosuch"}}) {
+    const Outcome out = ranks(place, 3, place.run("run", wrong));
+    EXPECT_EQ(out.code, 2) << out.err;
+    EXPECT_EQ(times(out.err, "error: "), 1) << out.err;
+    EXPECT_FALSE(has(out.err, "rank 0 on")) << out.err;  // it is every rank's
+  }
+  says(ranks(place, 3, place.run("run", {"train.lrr=1"})).err, "error: unknown key train.lrr (did you mean train.lr?)");
+  EXPECT_FALSE(fs::exists(place.path / "run"));
+
+  // One that only one rank has is that rank's.
+  write_text(place.path / "only.yaml", "train: {steps: 3}\n");
+  const fs::path own = place.path / "own";
+  fs::create_directory(own);
+  const Words words = place.run("run", {"only.yaml"});
+  const auto rank = [&](const fs::path& dir) { return fmt::format("-n 1 --wdir {} {}", quoted(dir.string()), line_of(words)); };
+  const Outcome out = mpirun(place, rank(place.path) + " : " + rank(own));
+  EXPECT_NE(out.code, 0);
+  EXPECT_EQ(times(out.err, "error: "), 1) << out.err;
+  says(out.err, "error: rank 1 on ");
+  says(out.err, "only.yaml");
+}
+
+// A program without libbhyt_mpi.so beside it: one process works as it does alone, several cannot.
+TEST(Parallel, OneProcessNeedsNoLibrary) {
+  const Place place;
+  const fs::path program = place.path / "bin" / "bhyt";
+  fs::create_directory(place.path / "bin");
+  fs::copy_file(BHYT_PROGRAM, program);
+  const auto launched = [&](const std::string& as, const std::string& dir) {
+    std::string line = as + " " + quoted(program.string());
+    for (const std::string& word : place.run(dir, {"train.steps=3"})) line += " " + quoted(word);
+    return shell(place, line);
+  };
+  int n = 0;
+  for (const char* as : {"OMPI_COMM_WORLD_SIZE=1", "PMI_SIZE=1", "PMIX_RANK=0 SLURM_STEP_NUM_TASKS=1"}) {
+    const Outcome out = launched(as, fmt::format("run-{}", n++));
+    EXPECT_EQ(out.code, 0) << as << "\n" << out.err;
+  }
+  for (const char* as : {"OMPI_COMM_WORLD_SIZE=2", "PMIX_RANK=0 SLURM_STEP_NUM_TASKS=2", "PMIX_RANK=0"}) {
+    const Outcome out = launched(as, "none");
+    EXPECT_EQ(out.code, 1) << as << "\n" << out.err;
+    says(out.err, "libbhyt_mpi.so could not be loaded from beside the program");
+  }
 }
 
 TEST(Parallel, OtherDataOnOneRankIsNamed) {
@@ -163,6 +213,73 @@ TEST(Parallel, OtherDataOnOneRankIsNamed) {
   const Outcome out = mpirun(place, rank(token) + " : " + rank(changed));
   EXPECT_EQ(out.code, 2) << out.err;
   says(out.err, "all ranks must have the same data.train (checksum of its tokens): rank 1 on ");
+}
+
+// A run whose ranks each see a folder of their own as the working directory, with what lies there as x.tok.
+std::string ranks_in_folders(const Words& words, const std::vector<fs::path>& folders) {
+  std::string line;
+  for (const fs::path& dir : folders)
+    line += fmt::format("{}-n 1 --wdir {} {}", line.empty() ? "" : " : ", quoted(dir.string()), line_of(words));
+  return line;
+}
+
+// A token beyond the vocabulary in one rank's copy of a file, met in the middle of a run: all ranks save the step before it.
+TEST(Parallel, DamagedDataOnOneRankLosesNoStep) {
+  NEEDS_MPI;
+  const Place place;
+  const fs::path good = place.path / "good", bad = place.path / "bad";
+  for (const fs::path& dir : {good, bad}) fs::create_directory(dir);
+  write_text(place.path / "short.txt", read_text(place.path / "text.txt").substr(0, 3000));
+  ASSERT_EQ(bhyt({"data", "pack", (place.path / "short.txt").string(), "--tokenizer", "bytes", "--out", (good / "x.tok").string()}).code,
+            0);
+  std::string bytes = read_text(good / "x.tok");
+  bytes[bytes.size() / 2] = bytes[bytes.size() / 2 + 1] = static_cast<char>(250);
+  write_text(bad / "x.tok", bytes);
+  for (const char* which : {"data.train=x.tok", "data.valid=x.tok"}) {
+    SCOPED_TRACE(which);
+    const bool valid = std::string(which).starts_with("data.valid");
+    const auto words = [&](const std::string& dir) {
+      return place.run(dir, {which, "train.save_every=0", "train.log_every=1", "train.eval_batches=0", "train.steps=20", "resume=auto"});
+    };
+    const std::string dir = valid ? "valid" : "train", whole = dir + "-whole";
+    const Outcome out = mpirun(place, ranks_in_folders(words(dir), {good, bad}));
+    EXPECT_EQ(out.code, 1) << out.err;
+    EXPECT_EQ(times(out.err, "error: rank 1 on "), 1) << out.err;
+    says(out.err, "not below the vocabulary");
+    ASSERT_EQ(names_in(place.path / dir, "checkpoint-").size(), 1u) << out.err;
+    EXPECT_EQ(lost_steps(place.path / dir), 0);
+    EXPECT_TRUE(!valid || newest_checkpoint(place.path / dir) == 7);  // whose validation it was
+    for (const std::string& run : {dir, whole}) {
+      const Outcome again = mpirun(place, ranks_in_folders(words(run), {good, good}));
+      EXPECT_EQ(again.code, 0) << again.err;
+    }
+    expect_same_runs(place.path / whole, place.path / dir);
+  }
+}
+
+// A validation that would take a minute.
+TEST(Parallel, ASignalStopsAValidationOfAllRanks) {
+  NEEDS_MPI;
+  const Place place;
+  const std::string text = read_text(place.path / "text.txt");
+  {
+    std::ofstream out(place.path / "long.txt", std::ios::binary);
+    for (int i = 0; i < 200; ++i) out << text;
+  }
+  const auto words = [&](const std::string& batches) {
+    return Words{"launch", "-n", "2", "--"} +
+           place.run("run", {"data.valid=" + (place.path / "long.txt").string(), "train.steps=4", "train.eval_every=2",
+                             "train.eval_batches=" + batches, "train.save_every=0", "train.log_every=1", "resume=auto"});
+  };
+  Process process(words("0"));
+  ASSERT_TRUE(process.read_until_step(2, 4)) << process.messages();  // its line is written before its validation
+  process.send(SIGTERM);
+  EXPECT_EQ(process.wait(), 128 + SIGTERM) << process.messages();
+  says(process.messages(), "stopped by SIGTERM after step 2 (its validation is still to be made)");
+  EXPECT_EQ(newest_checkpoint(place.path / "run"), 2);
+  const Outcome again = bhyt(words("1"));
+  EXPECT_EQ(again.code, 0) << again.err;
+  says(again.err, "valid   step 2");
 }
 
 // A disk that is full for one rank: all end, and the checkpoint before is whole.
@@ -198,7 +315,6 @@ TEST(Parallel, ARankThatDoesNotAnswerIsNamed) {
   std::system("pkill -KILL -f 'parallel.timeout=3' 2>/dev/null");
 }
 
-// A process on its own needs no MPI, and one that MPI launched says what is missing.
 TEST(Parallel, OtherFileSystemsAreNoticed) {
   NEEDS_MPI;
   const Place place;

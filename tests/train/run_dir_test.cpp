@@ -151,6 +151,32 @@ TEST(RunDir, AFileCanLeaveACheckpoint) {
   EXPECT_EQ(verify_manifest(dir.checkpoint(3)), "");
 }
 
+TEST(RunDir, AHalfRemovedSetOfOptimizerStateIsNoticed) {
+  const Folder tmp;
+  const auto holds = [&](const std::vector<std::string>& names) {
+    const fs::path dir = tmp.path / "checkpoint";
+    fs::remove_all(dir);
+    fs::create_directory(dir);
+    for (const std::string& name : names) write_synced(dir / name, "x");
+    return incomplete_optimizer(dir);
+  };
+  const auto shard = [](int rank, int ranks) { return fmt::format("optimizer-{}-of-{}.safetensors", rank, ranks); };
+  EXPECT_EQ(holds({}), "");
+  EXPECT_EQ(holds({"model.safetensors"}), "");
+  EXPECT_EQ(holds({"optimizer.safetensors"}), "");
+  EXPECT_EQ(holds({shard(1, 2), shard(2, 2)}), "");
+  EXPECT_EQ(holds({shard(1, 1)}), "optimizer.safetensors is missing");  // no program writes that
+  EXPECT_EQ(holds({shard(2, 3), shard(3, 3)}), shard(1, 3) + " is missing");
+  EXPECT_EQ(holds({shard(1, 3), shard(3, 3)}), shard(2, 3) + " is missing");
+  EXPECT_EQ(holds({shard(1, 3), shard(2, 3)}), shard(3, 3) + " is missing");
+  EXPECT_EQ(holds({shard(1, 1000000)}), shard(2, 1000000) + " is missing");
+  EXPECT_NE(holds({"optimizer.safetensors", shard(1, 2), shard(2, 2)}), "");
+  EXPECT_NE(holds({shard(1, 0)}), "");
+  std::vector<std::string> many;
+  for (int rank = 1; rank <= 12; ++rank) many.push_back(shard(rank, 12));
+  EXPECT_EQ(holds(many), "");
+}
+
 TEST(RunDir, AFailedStartLeavesWhatWasThere) {
   const Folder tmp;
   const fs::path deep = tmp.path / "new" / "deeper" / "run";
