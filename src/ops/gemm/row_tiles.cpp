@@ -104,7 +104,9 @@ ALWAYS_INLINE const float* padded(const W* row, std::int64_t n, float* out) {
 // Few rows, bound by reading w: a row of it at a time, from end to end, as memory gives it quickest; where one has too few sums to keep the
 // processor busy several, that lie far apart, so that all are read on and on.
 template <int L, int R>
-constexpr int kFewOuts = kRowGroups<L> == 4 ? 1 : R <= 2 ? 4 : 2;
+constexpr int kFewOuts = kRowGroups<L> == 4 ? 1
+                         : R <= 2           ? 4
+                                            : 2;
 
 // V vectors of R rows of x and of C rows of w, which lie `apart`; each goes to the sum of its group.
 template <int L, int R, int C, int V, class W>
