@@ -197,12 +197,22 @@ EvalJson settings_of(const EvalFlags& f, const Subject& subject, const Placement
           {"repack", f.repack.weights}};
 }
 
+// Documents come and go in order, and what they share is asked for again at once: memory that is new to the processor costs more than a
+// beginning that has to be computed a second time. On a GPU it costs nothing.
+std::int64_t pages_for(const Model& model, std::int64_t length) {
+  constexpr std::int64_t kEnough = 1024;  // for 32 questions of 1,024 tokens at a time
+  return model.device().is_cuda() ? 0 : std::min(affordable_pages(model), std::max(kEnough, 4 * KvPages::pages_for(length)));
+}
+
 // The engine for a subject, its model and its memory.
 struct Running {
   Running(const EvalFlags& f, const Subject& subject, const Placement& where)
       : context(where.device, where.threads),
         model(load_with_adapter(context, subject.checkpoint(), subject.adapter(), where.dtype, f.repack.how(), f.repack.loading())),
-        engine(context, *model, {.length = subject.reading().length + 1, .interrupted = [] { return StopSignals::received() != 0; }}) {}
+        engine(context, *model,
+               {.pages = pages_for(*model, subject.reading().length + 1), .length = subject.reading().length + 1, .interrupted = [] {
+                  return StopSignals::received() != 0;
+                }}) {}
 
   Context context;
   std::unique_ptr<Model> model;
@@ -271,7 +281,7 @@ std::string fingerprint_of(const Evaluation& evaluation) {
       hash.update(q.continuations[i]);
     }
   };
-  evaluation.for_each_question(evaluation.settings().seeds.front(), nullptr, add);
+  for (const std::int64_t seed : evaluation.settings().seeds) evaluation.for_each_question(seed, nullptr, add);
   for (const auto& [task, texts] : evaluation.texts())
     for (const std::string& text : texts) hash.update(text);
   return fmt::format("{:016x}", hash.digest());

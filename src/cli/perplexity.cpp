@@ -202,9 +202,11 @@ int cmd_perplexity(const Args& args) {
   ranks.together([&] {
     m.emplace(f, app, where);
     if (ranks.group) facts = facts_of(f, *m, where);
-    if (!f.samples.empty() && ranks.first()) samples.emplace(output_path(f.samples));
   });
   ranks.agree(facts);
+  ranks.together([&] {
+    if (!f.samples.empty() && ranks.first()) samples.emplace(output_path(f.samples));
+  });
   const StopSignals signals("\n", StopSignals::Second::quits);
   f.what.ranks = Sharing::over(ranks.group, where.device);
   const Perplexity r = score_files(*m->engine, *m->tokenizer, f.what, [&](const ScoredText& text) {

@@ -144,8 +144,6 @@ int train_seeds(const TrainingWords& w, const std::string& seeds) {
   const train::RunSection run = read_config(w).run;
   // Seeds that are done are left alone, unless all of them are to begin again.
   const char* resume = run.resume == train::Resume::restart ? "restart" : run.resume == train::Resume::must ? "must" : "auto";
-  for (const std::string& seed : split_names(seeds))
-    check_usage(!seed.empty() && seed.find_first_not_of("0123456789") == std::string::npos, "--seeds expects whole numbers, got {}", seed);
   train::Json results = train::Json::array();
   std::vector<double> losses;
   for (const std::string& seed : split_names(seeds)) {
@@ -183,6 +181,8 @@ int cmd_sft(const Args& args) {
     if (w.help) return;
     check_usage((f.dump.empty() && f.save_tokenizer.empty()) || f.dry_run, "--dump and --save-tokenizer go with --dry-run");
     check_usage(f.seeds.empty() || !f.dry_run, "--seeds does not go with --dry-run");
+    for (const std::string& seed : split_names(f.seeds))
+      check_usage(seed.find_first_not_of("0123456789") == std::string::npos, "--seeds expects whole numbers, got {}", seed);
   });
   if (w.help) {
     print_help();

@@ -212,17 +212,20 @@ void check_perplexity(const PerplexityOptions& o) {
 
 Perplexity score_files(Engine& engine, const Tokenizer& tokenizer, const PerplexityOptions& options,
                        const std::function<void(const ScoredText&)>& each) {
-  check_perplexity(options);
   std::vector<InputFile> files;
-  options.ranks.together([&] { files = find_inputs(options.inputs); });
+  std::optional<Source> source;
+  options.ranks.together([&] {
+    check_perplexity(options);
+    files = find_inputs(options.inputs);
+    source.emplace(files, tokenizer, options);
+  });
   double bytes = 0;
   for (const InputFile& f : files) bytes += static_cast<double>(f.bytes);
-  Source source(files, tokenizer, options);
   Job job(engine, tokenizer, options, each, bytes);
   ordered_pipeline<EncodedChunk>(
-      kEncoders, [&](EncodedChunk& c) { return source.next(c); }, [&](EncodedChunk& c) { source.encode(c); },
+      kEncoders, [&](EncodedChunk& c) { return source->next(c); }, [&](EncodedChunk& c) { source->encode(c); },
       [&](const EncodedChunk& c) {
-        if (!job.take(c)) source.stop();
+        if (!job.take(c)) source->stop();
       });
   job.finish();
   const Perplexity& r = job.result;

@@ -32,15 +32,18 @@ std::vector<std::string> apart(const std::string& text) {
   return out;
 }
 
-// Data that changed between two ranks' looks at it would give results to the wrong ones.
-void check_alike(parallel::Group& group, std::size_t things) {
-  const std::vector<std::int64_t> all = parallel::gather_numbers(group, static_cast<std::int64_t>(things));
+// Data that changed between two ranks' looks at it would give results to the wrong ones. A rank that has less of it may be in a `together`
+// already, which gathers texts, too, and takes the first character for a kind of error.
+void check_alike(parallel::Group& group, std::size_t things, std::uint64_t checksum) {
+  std::string own = fmt::format(" {} pieces of text", things);
+  if (checksum != 0) own += fmt::format(" with the checksum {:016x}", checksum);
+  const std::vector<std::string> all = parallel::gather_texts(group, own);
   for (int rank = 1; rank < group.size(); ++rank) {
-    const std::int64_t first = all.front(), other = all[static_cast<std::size_t>(rank)];
+    const std::string &first = all.front(), &other = all[static_cast<std::size_t>(rank)];
     if (other == first) continue;
     parallel::on_all_ranks();
-    throw Error(fmt::format("all ranks must have the same to score: rank {} on {} has {} pieces of text here, rank 0 on {} has {}", rank,
-                            group.host(rank), other, group.host(0), first));
+    throw Error(fmt::format("all ranks must have the same to score: rank {} on {} has{}, rank 0 on {} has{}", rank, group.host(rank),
+                            other.empty() ? " none" : other, group.host(0), first.empty() ? " none" : first));
   }
 }
 
@@ -75,9 +78,9 @@ std::vector<std::size_t> cut(std::span<const double> costs, std::size_t pieces) 
 }
 
 bool share_out(const Sharing& ranks, std::span<const double> costs, const ScorePiece& score,
-               const std::function<void(std::size_t, const std::string&)>& take) {
+               const std::function<void(std::size_t, const std::string&)>& take, std::uint64_t checksum) {
   parallel::Group& group = *ranks.group;
-  check_alike(group, costs.size());
+  check_alike(group, costs.size(), checksum);
   const auto size = static_cast<std::size_t>(group.size()), own = static_cast<std::size_t>(group.rank());
   const double all = std::accumulate(costs.begin(), costs.end(), 0.0);
   const auto rounds = static_cast<std::size_t>(std::max(1.0, std::ceil(all / (ranks.tokens * static_cast<double>(size)))));

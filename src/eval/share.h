@@ -36,9 +36,10 @@ std::vector<std::size_t> cut(std::span<const double> costs, std::size_t pieces);
 using ScorePiece = std::function<void(std::size_t first, std::size_t last, const std::function<void(std::string)>& give)>;
 
 // All things, by several ranks: every rank has the same ones, with costs in tokens, and hears of their results. False where one was
-// interrupted: then all have heard of the same ones, those before the first that is missing.
+// interrupted: then all have heard of the same ones, those before the first that is missing. Error where a rank has another number of them,
+// or another checksum.
 bool share_out(const Sharing& ranks, std::span<const double> costs, const ScorePiece& score,
-               const std::function<void(std::size_t, const std::string&)>& take);
+               const std::function<void(std::size_t, const std::string&)>& take, std::uint64_t checksum = 0);
 
 template <class T>
 std::string as_bytes(std::span<const T> values) {

@@ -3,7 +3,26 @@
 #include <algorithm>
 #include <utility>
 
+#include "io/hash.h"
+
 namespace bhyt {
+
+namespace {
+
+std::uint64_t checksum_of(std::span<const Passage> passages) {
+  Hash64 hash;
+  const auto add = [&](const std::vector<TokenId>& ids) {
+    hash.add(ids.size());
+    hash.update(ids.data(), ids.size() * sizeof(TokenId));
+  };
+  for (const Passage& p : passages) {
+    add(p.context);
+    for (const std::vector<TokenId>& ending : p.endings) add(ending);
+  }
+  return hash.digest();
+}
+
+}  // namespace
 
 std::vector<Window> sliding_windows(std::int64_t tokens, std::int64_t window, std::int64_t stride) {
   std::vector<Window> all;
@@ -57,7 +76,7 @@ bool WindowScorer::score(std::span<const Passage> passages) {
         score_passages(engine_, passages.subspan(first, last - first),
                        [&](std::size_t, std::span<const EndingScore> scores) { give(as_bytes(scores)); });
       },
-      [&](std::size_t, const std::string& bytes) { take(from_bytes<EndingScore>(bytes).front()); });
+      [&](std::size_t, const std::string& bytes) { take(from_bytes<EndingScore>(bytes).front()); }, checksum_of(passages));
 }
 
 void WindowScorer::take(const EndingScore& score) {

@@ -36,7 +36,7 @@ EngineOptions settle(EngineOptions o, const Model& model) {
   const bool gpu = model.device().is_cuda();
   for (const std::int64_t n : {o.pages, o.tokens, o.sequences, o.length})
     check_usage(n >= 0, "expected pages, tokens, sequences and length of at least 0 (0 = default), got {}", n);
-  if (o.tokens == 0) o.tokens = gpu ? 2048 : 512;
+  if (o.tokens == 0) o.tokens = gpu ? 2048 : 384;
   if (o.sequences == 0) o.sequences = gpu ? 256 : 32;
   o.sequences = std::min(o.sequences, o.tokens);
   if (o.pages == 0)

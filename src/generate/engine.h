@@ -19,7 +19,7 @@ namespace bhyt {
 struct EngineOptions {
   // Of keys and values; 0: for `sequences` of the trained length, at least for 131,072 tokens, as far as there is memory.
   std::int64_t pages = 0;
-  std::int64_t tokens = 0;                 // of a step; 0: 2048 on a GPU, 256 on a CPU
+  std::int64_t tokens = 0;                 // of a step; 0: 2048 on a GPU, 384 on a CPU
   std::int64_t sequences = 0;              // of a step; 0: 256 on a GPU, 32 on a CPU
   std::int64_t length = 0;                 // of a prompt and its answer; 0: what the pages hold
   std::optional<bool> ahead;               // a step is given to the device before the last one's tokens are here; default: on a GPU

@@ -51,7 +51,7 @@ std::vector<int> share_out_gpus(const std::vector<VisibleGpus>& ranks, bool shar
   std::vector<int> numbers;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const VisibleGpus& gpus = ranks[rank];
-    check_usage(!gpus.ids.empty(), "rank {} sees no GPU, other ranks do", rank);
+    check_usage(!gpus.ids.empty(), "rank {} sees no GPU or asks for none, other ranks have one", rank);
     int number = gpus.named.value_or(first_free(gpus, taken));
     if (number < 0 && share) number = least_taken(gpus, times);
     const std::string& id = gpus.ids[static_cast<std::size_t>(std::max(number, 0))];

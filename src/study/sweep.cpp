@@ -300,6 +300,14 @@ void tidy(const fs::path& dir, Keep keep) {
 
 namespace {
 
+// Each rank has one device for all of its runs.
+void check_one_device(const Plan& plan, const std::string& device) {
+  for (const PlannedRun& run : plan.runs) {
+    const std::string other = train::read_run_config(run.tree, Verify::no, plan.work).run.device;
+    check_usage(other == device, "sweep over several ranks: all runs must have one run.device, got {} and {}", device, other);
+  }
+}
+
 // Of the runs of this rank: "" where their configs say it. All ranks ask at once.
 std::string device_of_runs(const std::string& asked, parallel::Group* group) {
   if (!group || group->size() == 1) return "";
@@ -320,6 +328,7 @@ SweepOutcome run_sweep(const Plan& plan, const SweepOptions& options) {
     if (!plan.runs.empty()) {
       train::RunConfig config = train::read_run_config(plan.runs.front().tree, Verify::no, plan.work);
       device = config.run.device;
+      if (group && group->size() > 1) check_one_device(plan, device);
       if (plan.work == train::Work::pretraining) (void)train::choose_data(config);  // what is not there is told once, not by every run
     }
   });

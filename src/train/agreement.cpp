@@ -26,7 +26,7 @@ std::int64_t least_of_ranks(parallel::Group& group, std::int64_t own) { return s
 std::int64_t largest_of_ranks(parallel::Group& group, std::int64_t own) { return std::ranges::max(of_all_ranks(group, own)); }
 
 void check_agreement(parallel::Group& group, const Json& facts) {
-  const std::vector<std::string> all = parallel::gather_texts(group, facts.dump());
+  const std::vector<std::string> all = parallel::gather_texts(group, facts.dump(-1, ' ', false, Json::error_handler_t::replace));
   const Json first = Json::parse(all.front());
   for (int rank = 1; rank < group.size(); ++rank) {
     const Json other = Json::parse(all[static_cast<std::size_t>(rank)]);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <exception>
 #include <map>
+#include <utility>
 
 #include "core/log.h"
 #include "core/signals.h"
@@ -166,6 +167,7 @@ struct Trainer::Impl {
   // The same of validation data, which ranks told each other about in ranks_validate; what else went wrong there ends this one.
   template <class F>
   void reading(F&& read) {
+    const bool before = std::exchange(data_ends, false);
     try {
       read();
     } catch (const Error&) {
@@ -173,6 +175,7 @@ struct Trainer::Impl {
       no_data = std::current_exception();
       data_ends = true;
     }
+    data_ends = data_ends || before;
   }
   // What was wrong with the data, on all ranks.
   void tell_of_data() {
@@ -305,7 +308,9 @@ struct Trainer::Impl {
       results = s().tasks->run(
           *s().model, static_cast<int>(s().config.run.threads), parallel::group(), [&] { return stop.received() != 0; },
           [&](std::int64_t done) { progress.show(done, s().tasks->documents()); });
-    } catch (const Error& e) {  // training is worth more than a table
+    } catch (const Error& e) {
+      // Training is worth more than a table; but of what this rank alone met with the others know nothing.
+      if (s().config.ranks.size > 1 && !parallel::ends_all()) throw;
       parallel::on_all_ranks(false);
       log::warning("no tasks at step {}: {}", step, e.what());
       s().metrics->event(step, "no_tasks", e.what());

@@ -101,7 +101,7 @@ struct TwoHosts {
 // Of the processes of a run, that of a rank.
 pid_t rank_in(const fs::path& run, int rank) {
   for (const pid_t pid : ranks_in(run))
-    if (has(read_text(fmt::format("/proc/{}/environ", pid)), fmt::format("OMPI_COMM_WORLD_RANK={}", rank) + '\0')) return pid;
+    if (is_rank(pid, rank)) return pid;
   return 0;
 }
 

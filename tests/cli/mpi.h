@@ -31,6 +31,11 @@ inline Outcome ranks(const TemporaryFolder& place, int n, const Words& words) {
   return mpirun(place, fmt::format("-n {} {}", n, line_of(words)));
 }
 
+// Whether mpirun started it as that rank.
+inline bool is_rank(pid_t pid, int rank) {
+  return has(read_text(fmt::format("/proc/{}/environ", pid)), fmt::format("OMPI_COMM_WORLD_RANK={}", rank) + '\0');
+}
+
 inline int times(const std::string& text, const std::string& part) {
   int count = 0;
   for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;

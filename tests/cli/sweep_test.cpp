@@ -1,4 +1,5 @@
 // bhyt sweep: grids of runs, killed and started again, failed runs, what it ends with.
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -236,7 +237,9 @@ TEST(Sweep, RanksThatWereStoppedGoOn) {
     for (int i = 0; i < 6000 && lines("seed-1") < before + 20; ++i) usleep(10000);
     const std::set<pid_t> started = programs_with(words);
     ASSERT_EQ(started.size(), 3u);  // the launcher and two ranks
-    kill(*started.rbegin(), SIGKILL);
+    const auto second = std::find_if(started.begin(), started.end(), [](pid_t pid) { return is_rank(pid, 1); });
+    ASSERT_NE(second, started.end());
+    kill(*second, SIGKILL);
     EXPECT_NE(process.wait(), 0);
   }
   const Outcome out = ranks(place, 2, words);

@@ -108,6 +108,23 @@ TEST(Share, RanksWithOtherThingsAreNamed) {
   });
 }
 
+TEST(Share, RanksWithAsManyOtherThingsAreNamed) {
+  test::on_ranks(2, [&](Context&, test::ThreadGroup& group) {
+    const std::vector<double> costs(4, 1.0);
+    const std::uint64_t checksum = group.rank() == 0 ? 10u : 11u;
+    std::string message;
+    try {
+      share_out(
+          {&group, 1e9}, costs, [](auto, auto, const auto&) {}, [](auto, const auto&) {}, checksum);
+    } catch (const Error& e) {
+      message = e.what();
+    }
+    EXPECT_EQ(message,
+              "all ranks must have the same to score: rank 1 on here has 4 pieces of text with the checksum 000000000000000b, "
+              "rank 0 on here has 4 pieces of text with the checksum 000000000000000a");
+  });
+}
+
 TEST(Share, TheFirstRankCounts) {
   test::on_ranks(2, [&](Context&, test::ThreadGroup& group) {
     const Sharing ranks{&group, 1};

@@ -37,7 +37,7 @@ TEST(Gpus, TheSameOneTwiceIsRefused) {
   EXPECT_EQ(refused({{kFour}, {kFour}, {{"GPU-a", "GPU-b"}}}).find("ranks 0 and 2 would share a GPU (GPU-a; rank 2 sees 2)"), 0u);
   EXPECT_EQ(refused({{kFour, 1}, {kFour, 1}}).find("ranks 0 and 1 would share a GPU (GPU-b; rank 1 sees 4)"), 0u);
   EXPECT_NE(refused({{kFour, 1}, {kFour, 1}}).find("start one rank for each, or not"), std::string::npos);
-  EXPECT_EQ(refused({{kFour}, {}}), "rank 1 sees no GPU, other ranks do");
+  EXPECT_EQ(refused({{kFour}, {}}), "rank 1 sees no GPU or asks for none, other ranks have one");
   EXPECT_THROW(share_out_gpus({{{"GPU-a"}}, {{"GPU-a"}}}, false), UsageError);
 }
 
