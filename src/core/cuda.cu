@@ -72,7 +72,7 @@ std::string describe(int index) {
   return p.name;
 }
 
-std::string id_of(int index) {
+std::string gpu_uuid(int index) {
   cudaDeviceProp p{};
   BHYT_CUDA(cudaGetDeviceProperties(&p, index));
   std::string id = "GPU";

@@ -32,7 +32,7 @@ bool built();                         // compiled in
 int device_count();                   // 0 without a driver
 std::string why_unusable(int index);  // "" when the GPU can be used, else the reason: driver, number, architecture
 std::string describe(int index);      // "NVIDIA H200"
-std::string id_of(int index);         // "GPU-…", as nvidia-smi -L has it: the same one for whoever sees that GPU
+std::string gpu_uuid(int index);      // "GPU-…", as nvidia-smi -L has it: the same one for whoever sees that GPU
 std::size_t free_bytes(int index);
 std::size_t total_bytes(int index);
 void use(int index);  // makes it this thread's GPU

@@ -14,7 +14,7 @@ bool built() { return false; }
 int device_count() { return 0; }
 std::string why_unusable(int) { return "this build has no CUDA backend"; }
 std::string describe(int) { absent(); }
-std::string id_of(int) { absent(); }
+std::string gpu_uuid(int) { absent(); }
 std::size_t free_bytes(int) { absent(); }
 std::size_t total_bytes(int) { absent(); }
 void use(int) { absent(); }

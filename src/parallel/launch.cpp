@@ -163,7 +163,7 @@ namespace {
 VisibleGpus gpus_for(const std::string& name, const std::string& key) {
   VisibleGpus gpus;
   const Device device = parse_device(name, key);
-  for (int i = 0; device.is_cuda() && i < cuda::device_count(); ++i) gpus.ids.push_back(cuda::id_of(i));
+  for (int i = 0; device.is_cuda() && i < cuda::device_count(); ++i) gpus.ids.push_back(cuda::gpu_uuid(i));
   if (name.find(':') != std::string::npos) gpus.named = device.index;
   return gpus;
 }
