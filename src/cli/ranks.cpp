@@ -17,12 +17,7 @@ Ranks::Ranks(double timeout) : group(parallel::group()) {
   log::set_silent(group->rank() > 0);
 }
 
-void Ranks::together(const std::function<void()>& work) const {
-  if (group)
-    parallel::together(*group, work);
-  else
-    work();
-}
+void Ranks::together(const std::function<void()>& work) const { parallel::together(group, work); }
 
 void Ranks::share(Placement& where) const {
   if (!group || group->size() == 1) return;

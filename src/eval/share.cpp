@@ -49,12 +49,7 @@ void check_alike(parallel::Group& group, std::size_t things, std::uint64_t check
 
 }  // namespace
 
-void Sharing::together(const std::function<void()>& work) const {
-  if (several())
-    parallel::together(*group, work);
-  else
-    work();
-}
+void Sharing::together(const std::function<void()>& work) const { parallel::together(several() ? group : nullptr, work); }
 
 std::size_t Sharing::first_counts(const std::function<std::size_t()>& count) const {
   std::size_t own = 0;

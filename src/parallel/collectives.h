@@ -20,10 +20,13 @@ struct CollectiveOptions {
   Reduce reduce = Reduce::fp32;
 };
 
-// One that ran, for a timeline; seconds of a steady clock.
+// What ran, in order; seconds of a steady clock.
 struct Traced {
   std::string name;
   double begin = 0, end = 0;
+};
+struct Timeline {
+  std::vector<Traced> computing, collectives;
 };
 
 class Collectives {
@@ -42,8 +45,10 @@ class Collectives {
   virtual void all_reduce(const Tensor& t, const std::string& name) = 0;
 
   // From here on what runs is written down; traced() ends that.
-  virtual void trace() {}
-  virtual std::vector<Traced> traced() { return {}; }
+  virtual void trace() = 0;
+  // While it is: a name for what the context was given since the last note, or since trace(). On a GPU its time is that of the work itself.
+  virtual void note(const std::string& name) = 0;
+  virtual Timeline traced() = 0;
 };
 
 // Through the host's memory and the group: for CPUs, and for several ranks on one GPU, where they wait at once. The order of a sum is that

@@ -6,6 +6,7 @@
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "core/check.h"
 #include "core/memory.h"
@@ -131,13 +132,21 @@ class HostCollectives : public Collectives {
 
   void trace() override {
     queue_.wait(queue_.last());
+    traced_ = {};
     tracing_ = true;
-    traced_.clear();
+    waiting([this] { since_ = seconds_now(); });
   }
-  std::vector<Traced> traced() override {
+  void note(const std::string& name) override {
+    if (!tracing_) return;
+    waiting([&] {
+      const double now = seconds_now();
+      traced_.computing.push_back({name, std::exchange(since_, now), now});
+    });
+  }
+  Timeline traced() override {
     queue_.wait(queue_.last());
     tracing_ = false;
-    return std::move(traced_);
+    return std::exchange(traced_, {});
   }
 
  private:
@@ -149,15 +158,21 @@ class HostCollectives : public Collectives {
     const auto timed = [this, name, work = std::move(work)] {
       const double begin = seconds_now();
       work();
-      if (tracing_) traced_.push_back({name, begin, seconds_now()});
+      if (tracing_) traced_.collectives.push_back({name, begin, seconds_now()});
     };
     if (!gpu()) return queue_.add(timed);
+    waiting(timed);
+    return 0;
+  }
+
+  // Behind all that the context was given, which may be settled.
+  template <class Work>
+  void waiting(const Work& work) {
     const bool settled = ctx_.is_settled();
     ctx_.settled(false);
     ctx_.synchronize();
-    timed();
+    work();
     ctx_.settled(settled);
-    return 0;
   }
 
   float* staging(std::size_t floats) {
@@ -212,7 +227,8 @@ class HostCollectives : public Collectives {
   std::vector<float> staging_, received_;
   std::vector<bf16> low_;
   bool tracing_ = false;
-  std::vector<Traced> traced_;
+  double since_ = 0;
+  Timeline traced_;
   Queue queue_;  // last: its thread ends before what it uses
 };
 

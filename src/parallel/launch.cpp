@@ -157,6 +157,13 @@ void together(Group& g, const std::function<void()>& work) {
   }
 }
 
+void together(Group* g, const std::function<void()>& work) {
+  if (g)
+    together(*g, work);
+  else
+    work();
+}
+
 namespace {
 
 // What this rank can compute on: no GPU where the device that is asked for is none.

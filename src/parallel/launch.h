@@ -40,6 +40,7 @@ void barrier(Group& group);
 // Runs work on every rank, and goes on when it went well on all; else all throw the Error of the first rank on which it did not, with its
 // rank and host where others have another, or none. What throws is no part of a collective.
 void together(Group& group, const std::function<void()>& work);
+void together(Group* group, const std::function<void()>& work);  // null: this process is on its own
 
 // Of several ranks on a host each has a GPU of its own, and its share of the cores. `name` as parse_device takes it, `key` what names it.
 // All ranks ask for their device at once; UsageError where two would share a GPU and may not; `otherwise` says what else could be done.

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 #include <exception>
+#include <utility>
 
 #include "core/check.h"
 #include "core/memory.h"
@@ -127,17 +128,33 @@ class NcclCollectives : public Collectives {
   }
 
   void trace() override {
-    BHYT_CUDA(cudaStreamSynchronize(stream()));
+    for (const cudaStream_t s : {cuda::stream(ctx_), stream()}) BHYT_CUDA(cudaStreamSynchronize(s));
     watch_.keep();
+    notes_.clear();
     BHYT_CUDA(cudaEventRecord(base_.get(), stream()));
     BHYT_CUDA(cudaEventSynchronize(base_.get()));
     base_time_ = seconds_now();
+    tracing_ = true;
   }
 
-  std::vector<Traced> traced() override {
-    BHYT_CUDA(cudaStreamSynchronize(stream()));
-    std::vector<Traced> out;
-    for (const Issued& one : watch_.kept()) out.push_back({one.name, time_of(one.begin), time_of(one.end)});
+  void note(const std::string& name) override {
+    if (!tracing_) return;
+    cuda::use(device());
+    notes_.push_back({name, make_event()});
+    BHYT_CUDA(cudaEventRecord(notes_.back().end.get(), cuda::stream(ctx_)));
+  }
+
+  Timeline traced() override {
+    for (const cudaStream_t s : {cuda::stream(ctx_), stream()}) BHYT_CUDA(cudaStreamSynchronize(s));
+    tracing_ = false;
+    Timeline out;
+    double since = base_time_;
+    for (const Note& note : notes_) {
+      const double end = time_of(note.end);
+      out.computing.push_back({note.name, std::exchange(since, end), end});
+    }
+    notes_.clear();
+    for (const Issued& one : watch_.kept()) out.collectives.push_back({one.name, time_of(one.begin), time_of(one.end)});
     return out;
   }
 
@@ -205,6 +222,12 @@ class NcclCollectives : public Collectives {
   Stream stream_;
   Event ready_, base_;
   double base_time_ = 0;  // of base_, by the host's clock
+  struct Note {
+    std::string name;
+    Event end;
+  };
+  std::vector<Note> notes_;
+  bool tracing_ = false;
   Buffer staging_;
   NcclWatch watch_;
 };

@@ -322,7 +322,7 @@ SweepOutcome run_sweep(const Plan& plan, const SweepOptions& options) {
   const bool first = !group || group->rank() == 0;
   std::optional<Workers> workers;
   std::optional<Sweep> sweep;
-  const auto all = [&](const std::function<void()>& work) { group ? parallel::together(*group, work) : work(); };
+  const auto all = [&](const std::function<void()>& work) { parallel::together(group, work); };
   std::string device = "cpu";
   all([&] {
     if (!plan.runs.empty()) {

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "core/check.h"
-#include "machine/machine.h"
 #include "parallel/launch.h"
 #include "train/agreement.h"
 
@@ -14,6 +13,10 @@ namespace {
 
 // Layers of blocks whose gradients are under way at a time with zero 2: one is being made while another is added up.
 constexpr std::int64_t kSlots = 2;
+
+// On a timeline: time in which nothing is computed for want of a collective, if it is more than looking costs.
+constexpr const char* kWait = "wait";
+constexpr double kNoWait = 2e-5;
 
 bool in_block(const Parameters::Section& s, const ModelConfig& c) { return s.layer >= 1 && s.layer <= c.layers; }
 
@@ -143,7 +146,7 @@ void DataParallel::idle(std::int64_t pieces, std::int64_t most) {
 }
 
 void DataParallel::layer_done(std::int64_t layer, bool add) {
-  note(layer > model_.config().layers ? "head and loss" : fmt::format("backward {}", layer));
+  collectives_->note(layer > model_.config().layers ? "head and loss" : fmt::format("backward {}", layer));
   const auto& sections = model_.parameters().sections();
   for (std::size_t i = 0; i < sections.size(); ++i) {
     if (sections[i].layer != layer) continue;
@@ -165,11 +168,11 @@ void DataParallel::layer_done(std::int64_t layer, bool add) {
 
 void DataParallel::finish(const Tensor& loss_and_stop) {
   if (!several()) return;
-  note("backward, the rest");
+  collectives_->note("backward, the rest");
   for (const auto ticket : reduced_) wait(ticket);
   if (gradients_.vectors.size() > 0) collectives_->all_reduce(gradients_.vectors, "vectors");
   collectives_->all_reduce(loss_and_stop, "loss");
-  note("sums of vectors and loss");
+  collectives_->note("sums of vectors and loss");
 }
 
 void DataParallel::norm(const Optimizer& optimizer, const Tensor& norm) {
@@ -180,7 +183,7 @@ void DataParallel::norm(const Optimizer& optimizer, const Tensor& norm) {
 }
 
 void DataParallel::publish() {
-  note("update");
+  if (several()) collectives_->note("update");
   if (zero_ == 0) return;
   const auto& sections = model_.parameters().sections();
   for (std::size_t i = 0; i < sections.size(); ++i)
@@ -188,7 +191,7 @@ void DataParallel::publish() {
 }
 
 void DataParallel::needed(std::int64_t layer) {
-  note(layer == 0 ? "between steps" : fmt::format("forward {}", layer - 1));
+  collectives_->note(layer == 0 ? "between steps" : fmt::format("forward {}", layer - 1));
   const auto& sections = model_.parameters().sections();
   for (std::size_t i = 0; i < sections.size(); ++i)
     if (sections[i].layer == layer) wait(gathered_[i]);
@@ -199,35 +202,23 @@ void DataParallel::wait_for_weights() {
   for (const auto ticket : gathered_) collectives_->wait(ticket);
 }
 
-void DataParallel::note(const std::string& name) {
-  if (!tracing_) return;
-  const double now = seconds();
-  noted_.push_back({name, since_, now});
-  since_ = now;
-}
-
 void DataParallel::wait(parallel::Collectives::Ticket ticket) {
   collectives_->wait(ticket);
-  if (!tracing_) return;
-  if (seconds() - since_ > 2e-5)
-    note("wait");
-  else
-    since_ = seconds();
+  collectives_->note(kWait);
 }
 
 void DataParallel::trace() {
   if (!several()) return;
-  noted_.clear();
   tracing_ = true;
-  since_ = seconds();
   collectives_->trace();
 }
 
 std::string DataParallel::timeline() {
   if (!tracing_) return "";
   tracing_ = false;
-  const std::vector<parallel::Traced> talk = collectives_->traced();
-  const double begin = noted_.empty() ? 0 : noted_.front().begin;
+  parallel::Timeline ran = collectives_->traced();
+  const double begin = ran.computing.empty() ? 0 : ran.computing.front().begin;
+  std::erase_if(ran.computing, [](const parallel::Traced& t) { return t.name == kWait && t.end - t.begin < kNoWait; });
   Json events = Json::array();
   const auto add = [&](const std::vector<parallel::Traced>& from, const char* row, int place) {
     events.push_back({{"name", "thread_name"}, {"ph", "M"}, {"pid", rank_}, {"tid", place}, {"args", {{"name", row}}}});
@@ -239,8 +230,8 @@ std::string DataParallel::timeline() {
                         {"ts", std::round((t.begin - begin) * 1e7) / 10},
                         {"dur", std::round((t.end - t.begin) * 1e7) / 10}});
   };
-  add(noted_, "computing", 0);
-  add(talk, "collectives", 1);
+  add(ran.computing, "computing", 0);
+  add(ran.collectives, "collectives", 1);
   return Json{{"traceEvents", events}}.dump(1) + "\n";
 }
 

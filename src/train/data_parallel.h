@@ -52,8 +52,7 @@ class DataParallel {
   // Every rank's masters of a parameter, joined; all ranks ask for the same parameters in the same order.
   std::vector<float> master(const Optimizer& optimizer, const Parameter& p);
 
-  // From here on what this rank does is written down, layer by layer; timeline() ends that and gives it in Chrome's trace format. On a GPU
-  // the times of layers are those at which they were handed over.
+  // From here on what this rank does is written down, layer by layer; timeline() ends that and gives it in Chrome's trace format.
   void trace();
   std::string timeline();
 
@@ -74,12 +73,8 @@ class DataParallel {
   OwnedTensor squares_;        // fp64 [1]
   std::vector<float*> where_;  // of a section's gradients
   std::vector<parallel::Collectives::Ticket> reduced_, gathered_;  // the last of each section
-  // What happened since trace(): every stretch ends where the next begins.
-  void note(const std::string& name);
   void wait(parallel::Collectives::Ticket ticket);
   bool tracing_ = false;
-  double since_ = 0;
-  std::vector<parallel::Traced> noted_;
   std::unique_ptr<parallel::Collectives> collectives_;
 };
 

@@ -67,12 +67,7 @@ void RunDir::compare() const {
   });
 }
 
-void RunDir::stage(const std::function<void()>& work) const {
-  if (group_)
-    parallel::together(*group_, work);
-  else
-    work();
-}
+void RunDir::stage(const std::function<void()>& work) const { parallel::together(group_, work); }
 
 void RunDir::open() {
   made_ = first_missing(path_);

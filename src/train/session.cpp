@@ -425,7 +425,7 @@ void agree(parallel::Group* group, const Json& facts) {
 
 std::unique_ptr<Session> open_session(const RunConfig& config, bool force) {
   parallel::Group* const group = parallel::group();
-  const Stage stage = [&](const std::function<void()>& work) { group ? parallel::together(*group, work) : work(); };
+  const Stage stage = [&](const std::function<void()>& work) { parallel::together(group, work); };
   auto session = std::make_unique<Session>();
   Session& s = *session;
   s.config = config;

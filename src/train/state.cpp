@@ -1,5 +1,7 @@
 #include "train/state.h"
 
+#include <cmath>
+
 #include <vector>
 
 #include "core/check.h"
@@ -42,6 +44,15 @@ void load_optimizer(const fs::path& checkpoint, Model& model, Optimizer& optimiz
     return from_host(model.context(), host.data(), constants);
   }
   throw Error(fmt::format("{}: expected tensor c_attn, found none", (checkpoint / kOptimizerState).string()));
+}
+
+void Progress::judge(double loss) {
+  if (step == 0) return;
+  const bool better = std::isfinite(loss) && skipped_in_row == 0 && (best_step == 0 || loss < best_metric);
+  stale = better ? 0 : stale + 1;
+  if (!better) return;
+  best_metric = loss;
+  best_step = step;
 }
 
 Json to_json(const Progress& p) {

@@ -26,6 +26,10 @@ struct Progress {
   std::int64_t stale = 0;   // validations since then
   std::int64_t tokens = 0;  // that steps went over
   Json log_history = Json::array();
+
+  // Enters a validation of this step: whether it is the best so far. The model that is started from is no candidate, and no model whose
+  // steps are in doubt.
+  void judge(double loss);
 };
 
 // The optimizer's state and masters (train/optimizer.h), and c_attn, in the file of this process (optimizer_file in

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
-#include <map>
 #include <utility>
 
 #include "core/log.h"
@@ -13,11 +12,11 @@
 #include "io/format.h"
 #include "io/hash.h"
 #include "machine/machine.h"
-#include "model/adapter.h"
 #include "parallel/launch.h"
 #include "train/console.h"
 #include "train/layer_stats.h"
 #include "train/memory.h"
+#include "train/merging.h"
 #include "train/rank_rows.h"
 #include "train/schedule.h"
 #include "train/session.h"
@@ -182,7 +181,7 @@ struct Trainer::Impl {
     const auto tell = [&] {
       if (no_data) std::rethrow_exception(no_data);
     };
-    s().parallel->several() ? parallel::together(*parallel::group(), tell) : tell();
+    parallel::together(s().parallel->several() ? parallel::group() : nullptr, tell);
   }
 
   std::int64_t look_every() const {
@@ -326,17 +325,6 @@ struct Trainer::Impl {
     return true;
   }
 
-  // Whether a validation is the best so far. The model that is started from is no candidate, and no model whose steps are in doubt.
-  void judge(double loss) {
-    Progress& p = s().progress;
-    if (p.step == 0) return;
-    const bool better = std::isfinite(loss) && p.skipped_in_row == 0 && (p.best_step == 0 || loss < p.best_metric);
-    p.stale = better ? 0 : p.stale + 1;
-    if (!better) return;
-    p.best_metric = loss;
-    p.best_step = p.step;
-  }
-
   // Before each batch ranks tell each other that they were asked to stop, or could not read it.
   WithRanks ranks_validate(const StopSignals& stop) {
     if (!s().parallel->several()) return {};
@@ -368,7 +356,7 @@ struct Trainer::Impl {
     const bool again = !p.log_history.empty() && p.log_history.back().contains("eval_loss") && p.log_history.back()["step"] == p.step;
     if (again) p.log_history.erase(p.log_history.size() - 1);
     p.log_history.push_back({{"step", p.step}, {"eval_loss", e->loss}});
-    if (!again) judge(e->loss);
+    if (!again) p.judge(e->loss);
     outcome.valid_loss = e->loss;
     log::info("valid   step {}  loss {:.4f}  over {} tokens", p.step, e->loss, grouped(e->tokens));
     return true;
@@ -437,29 +425,6 @@ struct Trainer::Impl {
       log::info("stopped by {} after step {}{}; resume=auto goes on from here", name, p.step, note);
   }
 
-  // The adapted model as a whole checkpoint: of the adapter that train.select chooses.
-  void merge() {
-    const RunConfig& c = s().config;
-    const fs::path to = s().dir->path() / kMerged;
-    if (!c.lora.merge || s().parallel->first_says(fs::exists(to))) return;
-    const Progress& p = s().progress;
-    const bool chosen = train().select == Select::best && p.best_step > 0 && p.best_step != p.step;
-    if (chosen && fs::exists(s().dir->checkpoint(p.best_step)))
-      load_adapter(Adapter(s().dir->checkpoint(p.best_step)), *s().model, s().optimizer->masters().sink());
-    std::map<const Parameter*, std::vector<float>> masters;
-    for (const Parameter& q : s().model->parameters().list())
-      if (!q.frozen) masters[&q] = s().parallel->master(*s().optimizer, q);
-    if (!s().dir->owned()) return;
-    s().dir->write_folder(to, [&](const fs::path& folder) {
-      save_merged(folder, *s().model, [&](const Parameter& q) {
-        const auto own = masters.find(&q);
-        return own != masters.end() ? own->second : s().model->parameters().read_value(q);
-      });
-      if (s().data.tokenizer) s().data.tokenizer->save(folder);
-    });
-    log::info("merged  {}", to.string());
-  }
-
   // The loss of the model that is started from. False where a signal came.
   bool validate_start(const StopSignals& stop) {
     reading([&] { validation_loss(stop); });
@@ -522,7 +487,7 @@ Outcome Trainer::run() {
   t.outcome.step = p.step;
   t.outcome.tok_s = t.tok_s(t.total);
   if (t.saved > 0) t.outcome.checkpoint = t.s().dir->checkpoint(t.saved).string();
-  if (t.finished() && !t.outcome.signal) t.merge();
+  if (t.finished() && !t.outcome.signal) merge_adapters(t.s());
   if (p.best_step > 0) t.outcome.best = {p.best_step, p.best_metric};
   if (t.finished() && t.total.steps > 0 && !t.outcome.signal) {
     log::info("done    {} steps  loss {:.4f}{}  {} tok/s", p.step, t.outcome.loss,

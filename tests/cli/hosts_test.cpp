@@ -94,9 +94,17 @@ struct TwoHosts {
     fs::permissions(file, fs::perms::owner_all);
   }
 };
-#define NEEDS_TWO_HOSTS(hosts)                                         \
-  if (const std::string missing = (hosts).missing(); !missing.empty()) \
-  GTEST_SKIP() << "namespaces of the network cannot be made here (ip, unshare): " << missing
+class OnTwoHosts : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    NEEDS_MPI;
+    NEEDS_OWN_MOUNTS;
+    if (const std::string missing = hosts.missing(); !missing.empty())
+      GTEST_SKIP() << "namespaces of the network cannot be made here (ip, unshare): " << missing;
+  }
+  const TwoHosts hosts;
+  const Place& place = hosts.place;
+};
 
 // Of the processes of a run, that of a rank.
 pid_t rank_in(const fs::path& run, int rank) {
@@ -105,12 +113,7 @@ pid_t rank_in(const fs::path& run, int rank) {
   return 0;
 }
 
-TEST(Hosts, RanksOnTwoHostsHaveTheLossesOfOneProcess) {
-  NEEDS_MPI;
-  NEEDS_OWN_MOUNTS;
-  const TwoHosts hosts;
-  NEEDS_TWO_HOSTS(hosts);
-  const Place& place = hosts.place;
+TEST_F(OnTwoHosts, RanksHaveTheLossesOfOneProcess) {
   const Words words = {"train.steps=16", "train.save_every=0", "dtype=fp32"};
   ASSERT_EQ(bhyt(place.run("one", words)).code, 0);
   const Outcome out = bhyt(hosts.launch("node-a:2,node-b:1", 3, {}, place.run("three", words)));
@@ -129,12 +132,7 @@ TEST(Hosts, RanksOnTwoHostsHaveTheLossesOfOneProcess) {
 
 // A rank that is killed on the other host, and a cable that is pulled: mpirun notices, `bhyt launch` starts again (with another cable), and
 // the run ends with the bits of one that nothing happened to.
-TEST(Hosts, AnotherHostThatFailsCostsNothingButTime) {
-  NEEDS_MPI;
-  NEEDS_OWN_MOUNTS;
-  const TwoHosts hosts;
-  NEEDS_TWO_HOSTS(hosts);
-  const Place& place = hosts.place;
+TEST_F(OnTwoHosts, OneThatFailsCostsNothingButTime) {
   const auto words = [&](const std::string& dir) {
     return hosts.launch("node-a:1,node-b:1", 2, {"--restarts", "2"},
                         place.run(dir, {"train.log_every=1", "train.save_every=10", "train.steps=100"}));

@@ -112,13 +112,25 @@ void traces(Context& ctx, Make make) {
   const auto c = make(ctx, group, {});
   const auto now = [] { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); };
   const OwnedTensor t = on_device(ctx, numbers(1001));
+  const std::int64_t size = ctx.device().is_cuda() ? 64 << 20 : 1 << 20;
+  const OwnedTensor large(ctx, DType::f32, {size}), other(ctx, DType::f32, {size});
+  zero(ctx, large);
   c->all_reduce(t, "before");
   const double start = now();
   c->trace();
   c->wait(c->all_gather(t, "first"));
+  c->note("wait");
+  for (int k = 0; k < 50; ++k) copy(ctx, large, other);  // on a GPU some 5 ms of work, handed over in much less
+  c->note("copies");
   c->all_reduce(t, "second");
-  const std::vector<Traced> traced = c->traced();
+  c->note("sum");
+  const auto [computing, traced] = c->traced();
   const double end = now();
+  ASSERT_EQ(computing.size(), 3u);
+  EXPECT_EQ(computing[1].name, "copies");
+  EXPECT_GT(computing[1].end - computing[1].begin, 1e-3) << "the time of the work, not of handing it over";
+  EXPECT_EQ(computing[1].end, computing[2].begin);
+  EXPECT_LE(computing[1].end, traced[1].begin + 1e-4) << "the sum waits for the copies";
   ASSERT_EQ(traced.size(), 2u);
   EXPECT_EQ(traced[0].name, "first");
   EXPECT_EQ(traced[1].name, "second");
@@ -128,7 +140,8 @@ void traces(Context& ctx, Make make) {
   EXPECT_LE(traced[0].end, traced[1].begin + 1e-5);
   EXPECT_LE(traced[1].end, end + kClocks);
   c->trace();
-  EXPECT_TRUE(c->traced().empty());
+  const Timeline after = c->traced();
+  EXPECT_TRUE(after.computing.empty() && after.collectives.empty());
 }
 
 // Without memory to be taken and without waiting: as the steps of a run use them.

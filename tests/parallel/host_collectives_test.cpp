@@ -165,18 +165,29 @@ TEST(HostCollectives, TraceHoldsThoseThatRanInOrder) {
     const auto c = host_collectives(ctx, group, {});
     std::vector<float> all(10, 1.0f);
     c->all_reduce(view(all), "before");
+    c->note("before");
     c->trace();
     c->all_gather(view(all), "first");
+    c->note("one");
     c->all_reduce(view(all), "second");
-    const std::vector<Traced> traced = c->traced();
+    c->note("two");
+    const auto [computing, traced] = c->traced();
     c->all_reduce(view(all), "behind");
+    c->note("behind");
     ASSERT_EQ(traced.size(), 2u);
     EXPECT_EQ(traced[0].name, "first");
     EXPECT_EQ(traced[1].name, "second");
     EXPECT_LE(traced[0].begin, traced[0].end);
     EXPECT_LE(traced[0].end, traced[1].begin);
+    ASSERT_EQ(computing.size(), 2u);
+    EXPECT_EQ(computing[0].name, "one");
+    EXPECT_EQ(computing[1].name, "two");
+    EXPECT_LE(computing[0].begin, computing[0].end);
+    EXPECT_EQ(computing[0].end, computing[1].begin) << "a stretch begins where the one before ended";
+    EXPECT_LE(traced[1].end, computing[1].end) << "an all-reduce is waited for";
     c->trace();
-    EXPECT_TRUE(c->traced().empty()) << "what ran while nothing was traced is left out";
+    const Timeline after = c->traced();
+    EXPECT_TRUE(after.computing.empty() && after.collectives.empty()) << "what ran while nothing was traced is left out";
   });
 }
 
