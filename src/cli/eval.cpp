@@ -197,8 +197,8 @@ EvalJson settings_of(const EvalFlags& f, const Subject& subject, const Placement
           {"repack", f.repack.weights}};
 }
 
-// Documents come and go in order, and what they share is asked for again at once: memory that is new to the processor costs more than a
-// beginning that has to be computed a second time. On a GPU it costs nothing.
+// Documents come and go in order, and what they share is asked for again at once: on a CPU, whose memory others need as well, the engine
+// takes no more than that.
 std::int64_t pages_for(const Model& model, std::int64_t length) {
   constexpr std::int64_t kEnough = 1024;  // for 32 questions of 1,024 tokens at a time
   return model.device().is_cuda() ? 0 : std::min(affordable_pages(model), std::max(kEnough, 4 * KvPages::pages_for(length)));

@@ -19,14 +19,16 @@ constexpr int kMostSplits = 32;
 template <int D>
 constexpr int kPageBytes = 2 * tile_bytes<D>(kPage);  // keys and values
 template <int D, int Warps>
-constexpr int kShared = tile_bytes<D>(kRows) + Warps * kStages * kPageBytes<D>;
+constexpr int kShared = tile_bytes<D>(kRows) + Warps* kStages* kPageBytes<D>;
+
+__device__ __forceinline__ void bring_near(const bf16* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 // Begins to copy a page's keys and values of one head into a warp's tiles; zeros for positions from `end` on.
 template <int D>
 __device__ __forceinline__ void load_page(unsigned tile, const bf16* page, std::int64_t ld, std::int64_t value_at, int end) {
   constexpr int kChunks = D / 8, kStep = 32 / kChunks;
   const int chunk = lane() % kChunks, begin = lane() / kChunks;
-#pragma unroll
+#pragma unroll 2
   for (int r = 0; r < kPage; r += kStep) {
     const bool real = begin + r < end;
     const unsigned to = tile + place<D>(begin + r, chunk);
@@ -70,8 +72,8 @@ constexpr int kPart = D + 2;
 
 // Puts `n` unfinished results of `rows` rows together; from: a row's results lie `stride` floats apart, rows `between`.
 template <int D>
-__device__ __forceinline__ void join(const float* from, int n, int stride, int between, int rows, float c, float* to, int to_between,
-                                     bf16* out) {
+__device__ __noinline__ void join(const float* from, int n, int stride, int between, int rows, float c, float* to, int to_between,
+                                  bf16* out) {
   for (int i = threadIdx.x; i < rows * D; i += blockDim.x) {
     const int row = i / D, column = i % D;
     const float* part = from + row * between;
@@ -109,7 +111,12 @@ __global__ void __launch_bounds__(32 * Warps) decode_kernel(const PagedCall a, i
                    seen - page * kPage);
   };
   const int start = split * Warps + warp, stride = splits * Warps;
-  wait_for_previous();  // pages too: those of a beginning that sequences share may be written in the same step
+  // What is read of them must wait, too: those of a beginning that sequences share may be written in the same step. They may come near.
+  for (int page = start; page < min(pages, start + 2 * stride); page += stride) {
+    const bf16* const at = a.pages + (static_cast<std::int64_t>(table[page]) * kPage + lane()) * a.ld + static_cast<std::int64_t>(h) * D;
+    for (int c = 0; c < D; c += 64) bring_near(at + c), bring_near(at + value_at + c);
+  }
+  wait_for_previous();
   begin_page(start, 0);
   // Row r of the product is query head h·group + r.
   for (int i = threadIdx.x; i < kRows * (D / 8); i += blockDim.x) {

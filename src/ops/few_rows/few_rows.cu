@@ -164,7 +164,7 @@ struct LogitsOut {
 };
 
 // Where a lane's next weights lie: tile after tile of its block, step after step of its warp's eighth of the columns.
-template <class W, bool Raw, class Out>
+template <class W, int Batch, class Out>
 struct Source {
   const W* w;
   std::int64_t ld;
@@ -183,46 +183,61 @@ struct Source {
     low = w + (rows.low + lane / 4) * ld + column;
     high = w + (rows.high + lane / 4) * ld + column;
   }
-  __device__ __forceinline__ void fetch(const Ring<W, Raw>& ring, int stage) {
-    if (tile >= tiles) return;
-    fetch16_of_256(ring.chunk(stage, 0), low);
-    fetch16_of_256(ring.chunk(stage, 1), high);
-    low += Layout<W>::kStep;
-    high += Layout<W>::kStep;
-    if (++step < steps) return;
-    step = 0;
-    tile += gridDim.x;
-    if (tile >= tiles) return;
-    point();
+  // A batch of steps, which does not reach beyond a tile, as one group.
+  __device__ __forceinline__ void fetch(const Ring& ring, int stage) {
+    if (tile < tiles) {
+#pragma unroll
+      for (int i = 0; i < Batch; ++i) {
+        fetch16_of_256(ring.chunk(stage + i, 0), low + i * Layout<W>::kStep);
+        fetch16_of_256(ring.chunk(stage + i, 1), high + i * Layout<W>::kStep);
+      }
+      low += Batch * Layout<W>::kStep;
+      high += Batch * Layout<W>::kStep;
+      step += Batch;
+      if (step == steps) {
+        step = 0;
+        tile += gridDim.x;
+        if (tile < tiles) point();
+      }
+    }
+    close_group();
   }
 };
 
-// A lane's columns of x: those that come as they are pass through the ring, others lie in shared memory.
-template <class W, bool Raw>
+// A lane's columns of x. Those that come as they are (Raw) are asked for two batches before they are needed, beside the weights, which take
+// longer; others lie in shared memory.
+template <class W, bool Raw, int Batch>
 struct Columns {
   static constexpr int kChunks = Layout<W>::kXChunks;
   const bf16* own;
   bool live;
-  int steps, step = 0;
+  int steps, asked = 0;
+  uint4 next[Raw ? 2 : 1][Batch][kChunks];
 
-  __device__ __forceinline__ void fetch(const Ring<W, Raw>& ring, int stage) {
-    if constexpr (Raw) {
+  __device__ __forceinline__ Columns(const bf16* x, bool there, int in_tile) : own(x), live(there), steps(in_tile) {
+    if constexpr (Raw) ask(0), ask(1);
+  }
+  __device__ __forceinline__ void ask(int to) {
+#pragma unroll
+    for (int k = 0; k < Batch; ++k)
 #pragma unroll
       for (int i = 0; i < kChunks; ++i)
-        if (live) fetch16(ring.x_chunk(stage, i), own + step * Layout<W>::kStep + 8 * i);
-      if (++step == steps) step = 0;
-    }
+        next[to][k][i] =
+            live ? __ldcg(reinterpret_cast<const uint4*>(own + (asked + k) * Layout<W>::kStep + 8 * i)) : make_uint4(0, 0, 0, 0);
+    asked = asked + Batch == steps ? 0 : asked + Batch;
   }
-  __device__ __forceinline__ void read(const Ring<W, Raw>& ring, int stage, int s, uint4 (&b)[kChunks]) const {
+  // Those of a batch, from its first step on.
+  __device__ __forceinline__ void take(int step, uint4 (&b)[Batch][kChunks]) {
 #pragma unroll
-    for (int i = 0; i < kChunks; ++i) {
-      if (!live)
-        b[i] = make_uint4(0, 0, 0, 0);
-      else if constexpr (Raw)
-        b[i] = read16(ring.x_chunk(stage, i));
-      else
-        b[i] = *reinterpret_cast<const uint4*>(own + s * Layout<W>::kStep + 8 * i);
-    }
+    for (int k = 0; k < Batch; ++k)
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i) {
+        if constexpr (Raw)
+          b[k][i] = next[0][k][i], next[0][k][i] = next[1][k][i];
+        else
+          b[k][i] = live ? *reinterpret_cast<const uint4*>(own + (step + k) * Layout<W>::kStep + 8 * i) : make_uint4(0, 0, 0, 0);
+      }
+    if constexpr (Raw) ask(1);
   }
 };
 
@@ -258,63 +273,48 @@ struct WeightMatrix {
 // columns. Steps are asked for in batches, so that memory gives long pieces of few rows at a time.
 template <class W, bool Raw, int Batch, class Out>
 __global__ void __launch_bounds__(kThreads, 2) product_kernel(const In in, const WeightMatrix<W> w, const Out out) {
-  constexpr int kStep = Layout<W>::kStep, kStages = Layout<W>::kStages;
+  constexpr int kStep = Layout<W>::kStep, kStages = Ring::kStages;
   extern __shared__ __align__(16) char memory[];
   __shared__ float places[kWarps], scales[kRows];
-  bf16* const x = reinterpret_cast<bf16*>(memory + Ring<W, Raw>::bytes(in.rows));
+  bf16* const x = reinterpret_cast<bf16*>(memory + Ring::kBytes);
   const int ldx = in.columns + Layout<W>::kPad, lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = gridDim.x,
             steps = in.columns / Layout<W>::kSlice;
   auto* const partial = reinterpret_cast<float4*>(x + (Raw ? 0 : static_cast<std::size_t>(in.rows) * ldx));
-  const Ring<W, Raw> ring(memory, in.rows);
-  Source<W, Raw, Out> source(w.data, w.ld, w.tiles, steps, out);
+  const Ring ring(memory);
+  Source<W, Batch, Out> source(w.data, w.ld, w.tiles, steps, out);
   let_next_begin();
-#pragma unroll
-  for (int i = 0; i < kStages; ++i) {
-    source.fetch(ring, i);
-    if (i % Batch == Batch - 1) close_group();
-  }
+#pragma unroll 1
+  for (int i = 0; i < kStages; i += Batch) source.fetch(ring, i);
   wait_for_previous();
+  if constexpr (!Raw) take_rows(in, x, ldx, scales, places);
   const std::int64_t at = static_cast<std::int64_t>(warp) * steps * kStep + lane % 4 * Layout<W>::kLane;
-  Columns<W, Raw> columns{(Raw ? in.x + lane / 4 * in.ld : x + lane / 4 * ldx) + at, lane / 4 < in.rows, steps};
-  // The warps below `round` make the sums of one tile each.
-  const auto ask = [&](int tile) {
-    return warp < w.round && tile < w.tiles ? Asked<W, Out>(w.scales, out, tile, in.rows) : Asked<W, Out>();
-  };
-  Asked<W, Out> asked = ask(blockIdx.x + warp * stride);
-  if constexpr (Raw) {
-#pragma unroll
-    for (int i = 0; i < kStages; ++i) {
-      columns.fetch(ring, i);
-      if (i % Batch == Batch - 1) close_group();
-    }
-  } else {
-    take_rows(in, x, ldx, scales, places);
-  }
+  Columns<W, Raw, Batch> columns((Raw ? in.x + lane / 4 * in.ld : x + lane / 4 * ldx) + at, lane / 4 < in.rows, steps);
 
   int stage = 0;
   for (int first = blockIdx.x; first < w.tiles; first += w.round * stride) {
+    // The warps below `round` make the sums of one tile each.
+    const int own = first + warp * stride;
+    const bool finishes = warp < w.round && own < w.tiles;
+    Asked<W, Out> asked;
+    if (finishes) asked = Asked<W, Out>(w.scales, out, own, in.rows);
     for (int r = 0; r < w.round && first + r * stride < w.tiles; ++r) {
-      float c[4] = {};
+      float c[2][4] = {};
+#pragma unroll 1
       for (int s = 0; s < steps; s += Batch, stage = stage + Batch == kStages ? 0 : stage + Batch) {
+        uint4 b[Batch][Layout<W>::kXChunks];
+        columns.take(s, b);
         wait_for_groups<kStages / Batch - 1>();
 #pragma unroll
         for (int i = 0; i < Batch; ++i) {
           const uint4 low = read16(ring.chunk(stage + i, 0)), high = read16(ring.chunk(stage + i, 1));
-          uint4 b[Layout<W>::kXChunks];
-          columns.read(ring, stage + i, s + i, b);
-          multiply_step<W>(c, low, high, b);
+          multiply_step<W>(c, low, high, b[i]);
         }
-#pragma unroll
-        for (int i = 0; i < Batch; ++i) {
-          source.fetch(ring, stage + i);
-          columns.fetch(ring, stage + i);
-        }
-        close_group();
+        source.fetch(ring, stage);
       }
-      partial[(r * kWarps + warp) * 32 + lane] = make_float4(c[0], c[1], c[2], c[3]);
+      partial[(r * kWarps + warp) * 32 + lane] = make_float4(c[0][0] + c[1][0], c[0][1] + c[1][1], c[0][2] + c[1][2], c[0][3] + c[1][3]);
     }
     __syncthreads();
-    if (const int own = first + warp * stride; warp < w.round && own < w.tiles) {
+    if (finishes) {
       float c[4] = {};
 #pragma unroll
       for (int i = 0; i < kWarps; ++i) {
@@ -328,7 +328,6 @@ __global__ void __launch_bounds__(kThreads, 2) product_kernel(const In in, const
         for (int e = 0; e < 4; ++e) c[e] *= place.at + e % 2 < in.rows ? scales[place.at + e % 2] : 0.f;
       }
       out.store(own, c, in.rows, asked.more);
-      asked = ask(own + w.round * stride);
     }
     __syncthreads();
   }
@@ -365,7 +364,7 @@ void launch(Context& ctx, const In& in, const Tensor& w, int tiles, const Out& o
   using L = Layout<W>;
   const int blocks = std::min(tiles, multiprocessors(ctx)), round = std::min(kWarps, (tiles + blocks - 1) / blocks);
   const std::size_t rows = Raw ? 0 : static_cast<std::size_t>(in.rows) * static_cast<std::size_t>(in.columns + L::kPad) * sizeof(bf16);
-  const std::size_t bytes = Ring<W, Raw>::bytes(in.rows) + rows + static_cast<std::size_t>(round) * kWarps * 32 * sizeof(float4);
+  const std::size_t bytes = Ring::kBytes + rows + static_cast<std::size_t>(round) * kWarps * 32 * sizeof(float4);
   const auto kernel = in.columns % (4 * L::kSlice) == 0 ? product_kernel<W, Raw, 4, Out> : product_kernel<W, Raw, 1, Out>;
   const WeightMatrix<W> matrix{w.as<W>(), L::kBytes ? byte_scales(w) : nullptr, w.ld, tiles, round};
   launch_early(ctx, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, bytes, in, matrix, out);
@@ -398,11 +397,7 @@ void product(Context& ctx, const char* name, const FewRows& rows, const Tensor& 
 bool few_rows_fit(Context& ctx) {
   using namespace few;
   constexpr std::size_t kSums = kWarps * 32 * sizeof(float4);  // of a tile
-  constexpr std::size_t kStreamed = Ring<bf16, true>::bytes(kRows) + kWarps * kSums,
-                        kStaying = Ring<bf16, false>::bytes(kRows) + kRows * (kKept + Layout<bf16>::kPad) * sizeof(bf16) + kWarps * kSums;
-  static_assert(kStreamed >= Ring<Fp8, true>::bytes(kRows) + kWarps * kSums && Layout<bf16>::kPad >= Layout<Fp8>::kPad &&
-                kStaying >= Ring<Fp8, false>::bytes(kRows) + kRows * (kKept + Layout<Fp8>::kPad) * sizeof(bf16) + kWarps * kSums);
-  return shared_bytes(ctx) >= std::max(kStreamed, kStaying) + kStaticShared;
+  return shared_bytes(ctx) >= Ring::kBytes + kRows * (kKept + Layout<bf16>::kPad) * sizeof(bf16) + kWarps * kSums + kStaticShared;
 }
 
 void few_rows_qkv(Context& ctx, const FewRows& in, const Tensor& w, const FewHeads& out) {

@@ -19,9 +19,8 @@ struct Layout {
   static constexpr int kLane = 16 / sizeof(W);  // columns of a row of w that a lane reads at a time
   static constexpr int kStep = 4 * kLane;       // … that a warp reads, with 8 lower and 8 upper rows
   static constexpr int kSlice = kStep * kWarps;
-  static constexpr int kPad = kBytes ? 8 : 32;     // elements between the rows of x in shared memory: two rows lie in different banks
-  static constexpr int kStages = kBytes ? 8 : 16;  // of bytes half, so that the next kernel's block has room beside this one
-  static constexpr int kXChunks = kLane / 8;       // of 16 bytes, that a lane's columns of x are
+  static constexpr int kPad = kBytes ? 8 : 32;  // elements between the rows of x in shared memory: two rows lie in different banks
+  static constexpr int kXChunks = kLane / 8;    // of 16 bytes, that a lane's columns of x are
 };
 
 // c += 16 rows of w × 16 columns of x: lane l holds rows l/4 and l/4+8, and the columns that its quarter read. Which of the products' 32
@@ -32,20 +31,22 @@ __device__ __forceinline__ void multiply(float (&c)[4], unsigned a0, unsigned a1
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// A step of a lane: its 16 bytes of a lower and of an upper row, and its columns of x.
+// A step of a lane: its 16 bytes of a lower and of an upper row, and its columns of x. Two sums in turns: a product waits for the one
+// before it on the same sum.
 template <class W>
-__device__ __forceinline__ void multiply_step(float (&c)[4], const uint4& low, const uint4& high, const uint4 (&b)[Layout<W>::kXChunks]) {
+__device__ __forceinline__ void multiply_step(float (&c)[2][4], const uint4& low, const uint4& high,
+                                              const uint4 (&b)[Layout<W>::kXChunks]) {
   if constexpr (Layout<W>::kBytes) {
     const unsigned lows[4] = {low.x, low.y, low.z, low.w}, highs[4] = {high.x, high.y, high.z, high.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const Four l = widen_four<W>(lows[i]), h = widen_four<W>(highs[i]);
       const uint4& x = b[i / 2];
-      multiply(c, l.first, h.first, l.second, h.second, i % 2 ? x.z : x.x, i % 2 ? x.w : x.y);
+      multiply(c[i % 2], l.first, h.first, l.second, h.second, i % 2 ? x.z : x.x, i % 2 ? x.w : x.y);
     }
   } else {
-    multiply(c, low.x, high.x, low.y, high.y, b[0].x, b[0].y);
-    multiply(c, low.z, high.z, low.w, high.w, b[0].z, b[0].w);
+    multiply(c[0], low.x, high.x, low.y, high.y, b[0].x, b[0].y);
+    multiply(c[1], low.z, high.z, low.w, high.w, b[0].z, b[0].w);
   }
 }
 
@@ -55,10 +56,7 @@ struct TileRows {
   std::int64_t low, high;
 };
 
-__device__ __forceinline__ void fetch16(unsigned to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-// The same, and what follows up to 256 bytes comes near: the next steps ask for it.
+// Sixteen bytes to shared memory; what follows up to 256 comes near, for the next steps ask for it.
 __device__ __forceinline__ void fetch16_of_256(unsigned to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
@@ -74,25 +72,15 @@ __device__ __forceinline__ void wait_for_groups() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory");
 }
 
-// What a warp multiplies, on its way through shared memory: up to kStages steps are under way, each with two rows of weights for a lane
-// and, of rows that come as they are, its columns of x. Every lane reads what it has fetched itself, so that nobody waits for anybody.
-template <class W, bool Raw>
+// What a warp multiplies, on its way through shared memory: up to kStages steps are under way, each with two rows of weights for a lane.
+// Every lane reads what it has fetched itself, so that nobody waits for anybody.
 struct Ring {
-  static constexpr int kStages = Layout<W>::kStages, kWeights = 2 * 512;  // bytes of a step's weights
-  // Of a step's columns of x, and of the whole ring, with so many rows of x.
-  static constexpr BHYT_BOTH int x_bytes(int rows) { return Raw ? rows * Layout<W>::kXChunks * 64 : 0; }
-  static constexpr BHYT_BOTH int bytes(int rows) { return kWarps * kStages * (kWeights + x_bytes(rows)); }
-  unsigned place, x_place;  // of this lane, in shared memory
-  int rows;
+  static constexpr int kStages = 16, kStep = 2 * 512, kBytes = kWarps * kStages * kStep;
+  unsigned place;  // of this lane, in shared memory
 
-  __device__ __forceinline__ Ring(const void* memory, int x_rows)
-      : place(static_cast<unsigned>(__cvta_generic_to_shared(memory)) + threadIdx.x / 32 * (kStages * kWeights) + threadIdx.x % 32 * 16),
-        x_place(static_cast<unsigned>(__cvta_generic_to_shared(memory)) + kWarps * kStages * kWeights +
-                threadIdx.x / 32 * (kStages * x_bytes(x_rows)) + threadIdx.x % 32 * 16),
-        rows(x_rows) {}
-  __device__ __forceinline__ unsigned chunk(int stage, int i) const { return place + stage * kWeights + i * 512; }
-  // The lanes that have a row of x are the first 4 · rows.
-  __device__ __forceinline__ unsigned x_chunk(int stage, int i) const { return x_place + stage * x_bytes(rows) + i * rows * 64; }
+  __device__ __forceinline__ explicit Ring(const void* memory)
+      : place(static_cast<unsigned>(__cvta_generic_to_shared(memory)) + threadIdx.x / 32 * (kStages * kStep) + threadIdx.x % 32 * 16) {}
+  __device__ __forceinline__ unsigned chunk(int stage, int i) const { return place + stage * kStep + i * 512; }
 };
 
 // A site and a call of it as the kernels need them.
@@ -113,26 +101,15 @@ __device__ __forceinline__ RowScale row_scale(NormParams p, RowStats s, const Le
   return r;
 }
 
+__device__ __forceinline__ void rotate(float (&v)[8]) {
+  const float first = v[0];
+#pragma unroll
+  for (int i = 0; i < 7; ++i) v[i] = v[i + 1];
+  v[7] = first;
+}
 __device__ __forceinline__ float mapped(Map map, float u) {
   if (map == Map::tanh) return HardTanhMap::value(u);
   return map == Map::erf ? fast_erf(u) : u;
-}
-// z of eight elements from column c on, whose parameters come in two loads.
-template <class M>
-__device__ __forceinline__ void norm_eight(const NormParams& p, float (&v)[8], RowScale r, float shift, float seed, int c) {
-  float gamma[8], beta[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) gamma[i] = 1, beta[i] = 0;
-  if (p.gamma) load_params<8>(p.gamma, c, gamma);
-  if (p.gate) {
-    float gate[8];
-    load_params<8>(p.gate, c, gate);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) gamma[i] = fmaf(seed, gate[i], gamma[i]);
-  }
-  if (p.beta) load_params<8>(p.beta, c, beta);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) v[i] = p.out_factor * fmaf(gamma[i], M::value(fmaf(r.a, v[i] - r.mean, shift)), beta[i]);
 }
 // The sum over the threads of each row; G of them to a row, 32 … 256.
 __device__ __forceinline__ float row_sum(float v, int group, float* places) {
@@ -140,8 +117,9 @@ __device__ __forceinline__ float row_sum(float v, int group, float* places) {
   __syncthreads();
   if (threadIdx.x % 32 == 0) places[threadIdx.x / 32] = v;
   __syncthreads();
-  const int warps = group / 32, first = threadIdx.x / group * warps;
+  const int warps = group / 32, first = threadIdx.x / 32 & ~(warps - 1);  // a power of two
   v = 0;
+#pragma unroll 1
   for (int i = 0; i < warps; ++i) v += places[first + i];
   return v;
 }
@@ -156,14 +134,37 @@ struct In {
   bool normed, after;  // after: x is multiplied as it is, and its scale follows the product
 };
 
-// z of this thread's pieces of a row in shared memory, in place.
-template <class M>
+// z of this thread's pieces of a row in shared memory, in place. The code is short on purpose: a kernel goes through it once, and fetching
+// instructions takes longer than doing what they say.
 __device__ __forceinline__ void norm_pieces(const In& in, bf16* z, int group, RowScale r, float shift, float seed) {
-#pragma unroll 2
+  const NormParams& p = in.site.p;
+#pragma unroll 1
   for (int c = threadIdx.x % group * 8; c < in.columns; c += group * 8) {
-    float v[8];
+    float v[8], gamma[8], more[8];
     Vec<bf16>::load(z + c, v);
-    norm_eight<M>(in.site.p, v, r, shift, seed, c);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = fmaf(r.a, v[i] - r.mean, shift), gamma[i] = 1;
+    if (in.site.map == Map::tanh)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) v[i] = HardTanhMap::value(v[i]);
+    if (in.site.map == Map::erf)
+#pragma unroll 1
+      for (int i = 0; i < 8; ++i) v[0] = fast_erf(v[0]), rotate(v);
+    if (p.gamma) load_params<8>(p.gamma, c, gamma);
+    if (p.gate) {
+      load_params<8>(p.gate, c, more);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) gamma[i] = fmaf(seed, more[i], gamma[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] *= gamma[i];
+    if (p.beta) {
+      load_params<8>(p.beta, c, more);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) v[i] += more[i];
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] *= p.out_factor;
     Vec<bf16>::store(z + c, v);
   }
 }
@@ -173,47 +174,48 @@ __device__ __forceinline__ void norm_pieces(const In& in, bf16* z, int group, Ro
 __device__ __forceinline__ void take_rows(const In& in, bf16* shared, int ld, float* scales, float* places) {
   int wide = 1;
   while (wide < in.rows) wide *= 2;
-  const int group = kThreads / wide, row = threadIdx.x / group;
+  const int group = kThreads / wide, row = threadIdx.x / group, own = threadIdx.x % group * 8, step = group * 8;
   const bool mine = row < in.rows;
+  const int end = mine ? in.columns : 0;
   bf16* const z = shared + row * ld;
   const NormParams& p = in.site.p;
   const Learned learned(p);
-  float square = 0, sum = 0, dot = 0;
   constexpr int kLoads = 8;  // under way at a time
-  for (int begin = threadIdx.x % group * 8; mine && begin < in.columns; begin += kLoads * group * 8) {
+#pragma unroll 1
+  for (int begin = own; begin < end; begin += kLoads * step) {
     uint4 raw[kLoads];
 #pragma unroll
     for (int k = 0; k < kLoads; ++k)
-      if (const int c = begin + k * group * 8; c < in.columns) raw[k] = *reinterpret_cast<const uint4*>(in.x + row * in.ld + c);
+      if (begin + k * step < end) raw[k] = *reinterpret_cast<const uint4*>(in.x + row * in.ld + begin + k * step);
 #pragma unroll
-    for (int k = 0; k < kLoads; ++k) {
-      const int c = begin + k * group * 8;
-      if (c >= in.columns) break;
-      float v[8];
-      Vec<bf16>::unpack(raw[k], v);
-      if (in.add) {
-        float b[8];
-        Vec<bf16>::load(in.add + row * in.ld_add + c, b);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) v[i] += b[i];
-        raw[k] = Vec<bf16>::pack(v);
-        Vec<bf16>::unpack(raw[k], v);
-        if (blockIdx.x == 0) *reinterpret_cast<uint4*>(in.sum + row * in.ld_sum + c) = raw[k];
-      }
-#pragma unroll
-      for (int i = 0; i < 8; ++i) square = fmaf(v[i], v[i], square), sum += v[i];
-      if (p.direction) {
-        float direction[8];
-        load_params<8>(p.direction, c, direction);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) dot = fmaf(v[i], direction[i], dot);
-      }
-      *reinterpret_cast<uint4*>(z + c) = raw[k];
-    }
+    for (int k = 0; k < kLoads; ++k)
+      if (begin + k * step < end) *reinterpret_cast<uint4*>(z + begin + k * step) = raw[k];
   }
   if (!in.normed) {
     __syncthreads();
     return;
+  }
+  float square = 0, sum = 0, dot = 0;
+#pragma unroll 1
+  for (int c = own; c < end; c += step) {
+    float v[8], other[8];
+    Vec<bf16>::load(z + c, v);
+    if (in.add) {
+      Vec<bf16>::load(in.add + row * in.ld_add + c, other);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) v[i] += other[i];
+      const uint4 both = Vec<bf16>::pack(v);
+      Vec<bf16>::unpack(both, v);
+      *reinterpret_cast<uint4*>(z + c) = both;
+      if (blockIdx.x == 0) *reinterpret_cast<uint4*>(in.sum + row * in.ld_sum + c) = both;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) square = fmaf(v[i], v[i], square), sum += v[i];
+    if (p.direction) {
+      load_params<8>(p.direction, c, other);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) dot = fmaf(v[i], other[i], dot);
+    }
   }
   const float inverse = 1.f / static_cast<float>(in.columns);
   RowStats s;
@@ -221,30 +223,23 @@ __device__ __forceinline__ void take_rows(const In& in, bf16* shared, int ld, fl
   if (is_centred(p.stat)) {
     s.s1 = row_sum(sum, group, places) * inverse;
     square = 0;
-    if (mine)
-      for (int c = threadIdx.x % group * 8; c < in.columns; c += group * 8) {
-        float v[8];
-        Vec<bf16>::load(z + c, v);
+#pragma unroll 1
+    for (int c = own; c < end; c += step) {
+      float v[8];
+      Vec<bf16>::load(z + c, v);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) square = fmaf(v[i] - s.s1, v[i] - s.s1, square);
-      }
+      for (int i = 0; i < 8; ++i) square = fmaf(v[i] - s.s1, v[i] - s.s1, square);
+    }
     s.s0 = row_sum(square, group, places) * inverse;
   }
   if (p.direction) s.s1 = row_sum(dot, group, places);
-  if (p.stat == Stat::given) s.s0 = mine ? p.ms[row] : 0.f;
   const bool first = threadIdx.x % group == 0;
   if (mine && first && blockIdx.x == 0) keep_stats(p, row, s, 0.f);
   const RowScale scale = row_scale(p, s, learned);
   if (in.after) {
     if (mine && first) scales[row] = scale.a * p.out_factor;
   } else if (mine) {
-    const float seed = p.gate ? fast_tanh(s.s1) : 0.f;
-    if (in.site.map == Map::tanh)
-      norm_pieces<HardTanhMap>(in, z, group, scale, learned.shift, seed);
-    else if (in.site.map == Map::erf)
-      norm_pieces<ErfMap>(in, z, group, scale, learned.shift, seed);
-    else
-      norm_pieces<IdMap>(in, z, group, scale, learned.shift, seed);
+    norm_pieces(in, z, group, scale, learned.shift, p.gate ? fast_tanh(s.s1) : 0.f);
   }
   __syncthreads();
 }
