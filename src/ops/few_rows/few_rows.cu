@@ -241,6 +241,15 @@ struct Columns {
   }
 };
 
+// The sum of squares of eight.
+__device__ __forceinline__ float squares_of(const uint4& raw) {
+  float v[8], sum = 0;
+  Vec<bf16>::unpack(raw, v);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum = fmaf(v[i], v[i], sum);
+  return sum;
+}
+
 // What the sums of a tile meet, asked for long before: the scales of a lane's two rows of w, where it has any, and what Out needs.
 template <class W, class Out>
 struct Asked {
@@ -260,6 +269,19 @@ struct Asked {
   }
 };
 
+// What the products of row i are multiplied by: the norm's scale, from its squares in all warps' columns. keep: this warp keeps the
+// statistic, too.
+__device__ __forceinline__ float factor_of(const In& in, const float (&squares)[kWarps][kRows], int i, bool keep) {
+  if (i >= in.rows) return 0;
+  RowStats s;
+#pragma unroll
+  for (int k = 0; k < kWarps; ++k) s.s0 += squares[k][i];
+  s.s0 /= static_cast<float>(in.columns);
+  if (keep && Lane().row == 0) keep_stats(in.site.p, i, s, 0.f);
+  const NormParams& p = in.site.p;
+  return p.factor * p.out_factor * value_or(p.scale, 1.f) * (p.stat == Stat::rms ? rsqrtf(s.s0 + p.eps) : 1.f);  // nothing else follows
+}
+
 // The weights of a product.
 template <class W>
 struct WeightMatrix {
@@ -272,10 +294,10 @@ struct WeightMatrix {
 // Tiles of w belong to blocks in turns, `round` of them before their sums over the warps are made; a warp multiplies its eighth of the
 // columns. Steps are asked for in batches, so that memory gives long pieces of few rows at a time.
 template <class W, bool Raw, int Batch, class Out>
-__global__ void __launch_bounds__(kThreads, 2) product_kernel(const In in, const WeightMatrix<W> w, const Out out) {
+__global__ void __launch_bounds__(kThreads, 1) product_kernel(const In in, const WeightMatrix<W> w, const Out out) {
   constexpr int kStep = Layout<W>::kStep, kStages = Ring::kStages;
   extern __shared__ __align__(16) char memory[];
-  __shared__ float places[kWarps], scales[kRows];
+  __shared__ float places[kWarps], scales[kRows], squares[kWarps][kRows];
   bf16* const x = reinterpret_cast<bf16*>(memory + Ring::kBytes);
   const int ldx = in.columns + Layout<W>::kPad, lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = gridDim.x,
             steps = in.columns / Layout<W>::kSlice;
@@ -290,6 +312,9 @@ __global__ void __launch_bounds__(kThreads, 2) product_kernel(const In in, const
   const std::int64_t at = static_cast<std::int64_t>(warp) * steps * kStep + lane % 4 * Layout<W>::kLane;
   Columns<W, Raw, Batch> columns((Raw ? in.x + lane / 4 * in.ld : x + lane / 4 * ldx) + at, lane / 4 < in.rows, steps);
 
+  // Of rows that come as they are, but have a scale behind the product, the first tile counts the squares.
+  bool counting = Raw && in.after;
+  float factors[2] = {1, 1};
   int stage = 0;
   for (int first = blockIdx.x; first < w.tiles; first += w.round * stride) {
     // The warps below `round` make the sums of one tile each.
@@ -298,11 +323,14 @@ __global__ void __launch_bounds__(kThreads, 2) product_kernel(const In in, const
     Asked<W, Out> asked;
     if (finishes) asked = Asked<W, Out>(w.scales, out, own, in.rows);
     for (int r = 0; r < w.round && first + r * stride < w.tiles; ++r) {
-      float c[2][4] = {};
+      float c[2][4] = {}, square = 0;
 #pragma unroll 1
       for (int s = 0; s < steps; s += Batch, stage = stage + Batch == kStages ? 0 : stage + Batch) {
         uint4 b[Batch][Layout<W>::kXChunks];
         columns.take(s, b);
+        if (counting)
+#pragma unroll
+          for (int k = 0; k < Batch * Layout<W>::kXChunks; ++k) square += squares_of(b[k / Layout<W>::kXChunks][k % Layout<W>::kXChunks]);
         wait_for_groups<kStages / Batch - 1>();
 #pragma unroll
         for (int i = 0; i < Batch; ++i) {
@@ -312,6 +340,12 @@ __global__ void __launch_bounds__(kThreads, 2) product_kernel(const In in, const
         source.fetch(ring, stage);
       }
       partial[(r * kWarps + warp) * 32 + lane] = make_float4(c[0][0] + c[1][0], c[0][1] + c[1][1], c[0][2] + c[1][2], c[0][3] + c[1][3]);
+      if (counting) {
+        square += __shfl_xor_sync(0xffffffffu, square, 1);
+        square += __shfl_xor_sync(0xffffffffu, square, 2);
+        if (lane % 4 == 0) squares[warp][lane / 4] = square;
+      }
+      counting = false;
     }
     __syncthreads();
     if (finishes) {
@@ -322,11 +356,19 @@ __global__ void __launch_bounds__(kThreads, 2) product_kernel(const In in, const
         c[0] += part.x, c[1] += part.y, c[2] += part.z, c[3] += part.w;
       }
       asked.scale(c);
-      if (in.after) {
+      if (in.after && first == blockIdx.x) {
         const Lane place;
 #pragma unroll
-        for (int e = 0; e < 4; ++e) c[e] *= place.at + e % 2 < in.rows ? scales[place.at + e % 2] : 0.f;
+        for (int e = 0; e < 2; ++e) {
+          const int i = place.at + e;
+          if constexpr (Raw)
+            factors[e] = factor_of(in, squares, i, own == 0);
+          else
+            factors[e] = i < in.rows ? scales[i] : 0.f;
+        }
       }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) c[e] *= factors[e % 2];
       out.store(own, c, in.rows, asked.more);
     }
     __syncthreads();
@@ -373,8 +415,10 @@ void launch(Context& ctx, const In& in, const Tensor& w, int tiles, const Out& o
 template <class W, class Out>
 void product_of(Context& ctx, const FewRows& rows, const Tensor& w, int tiles, const Out& out) {
   const In in = in_of(rows);
-  // Rows that a block needs once come with the weights; for several tiles it keeps them.
-  if (in.normed || (tiles > multiprocessors(ctx) && in.columns <= kKept))
+  // Rows that a block needs once come with the weights, and few of them always; else it keeps them for all of its tiles. A norm needs the
+  // row first, unless it is a scale that can follow.
+  const bool whole = in.normed && (!in.after || in.add), often = tiles > multiprocessors(ctx) && in.rows > kFew && in.columns <= kKept;
+  if (whole || often)
     launch<W, false>(ctx, in, w, tiles, out);
   else
     launch<W, true>(ctx, in, w, tiles, out);

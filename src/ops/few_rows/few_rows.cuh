@@ -11,6 +11,7 @@ constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kTile = 16;  // rows of w that a block multiplies at a time: 8 lower ones and 8 upper ones
 constexpr int kRows = 8;
 constexpr int kKept = 4096;  // columns of x that a block keeps in shared memory at most
+constexpr int kFew = 2;      // rows that it would rather read again
 
 // What follows from the type of the weights: bf16, or a byte each (ops/gemm/bytes.h).
 template <class W>
