@@ -30,8 +30,9 @@ double distance(const Steps& a, const Steps& b) {
 }
 
 // Several steps of `n` sequences of different lengths; with an observer the plain operations do them.
-Steps steps(Context& ctx, const Model& m, std::size_t n, bool plain) {
-  test::Sequences sequences(ctx, m, static_cast<std::int64_t>(n), 200, 200);
+Steps steps(Context& ctx, const Model& m, std::size_t n, bool plain, std::size_t longest = 180) {
+  const auto room = static_cast<std::int64_t>(longest) + 20;
+  test::Sequences sequences(ctx, m, static_cast<std::int64_t>(n), room, room);
   Observers::Subscription subscription;
   if (plain) subscription = sequences.pass.observers.subscribe({Point::logits}, [](Context&, const Seen&) {});
   Rng rng(5);
@@ -40,7 +41,7 @@ Steps steps(Context& ctx, const Model& m, std::size_t n, bool plain) {
     for (auto& id : ids) id = static_cast<std::int32_t>(rng.below(static_cast<std::uint64_t>(m.config().vocab)));
     return ids;
   };
-  for (std::size_t s = 0; s < n; ++s) sequences.run({{s, draw(1 + 23 * s % 180)}});
+  for (std::size_t s = 0; s < n; ++s) sequences.run({{s, draw(longest > 180 ? longest - 157 * s : 1 + 23 * s % 180)}});
   Steps out;
   for (int step = 0; step < 4; ++step) {
     const auto ids = draw(n);
@@ -68,6 +69,45 @@ TEST(FewRows, EqualThePlainOperations) {
           EXPECT_LT(distance(few, right), 1.5 * distance(plain, right));
         }
       }
+  }
+}
+
+// As wide as models are: batches of four steps, several tiles for a block, rows that stay and rows that come with the weights.
+TEST(FewRows, WideModels) {
+  BHYT_SKIP_WITHOUT_GPU();
+  Context& ctx = test::context_on(Device::cuda(0));
+  for (const char* method : {"rmsnorm", "rmsnorm_approx", "bhyt", "peri"}) {
+    ModelConfig config = wide_config(method, 64);
+    config.layers = 2, config.d = 2048, config.mlp = 8192, config.heads = 32, config.kv_heads = 8, config.vocab = 5003,
+    config.init_std = 0.02;
+    const auto exact = make_model(ctx, config);
+    for (const DType weights : {DType::bf16, DType::i8, DType::f8}) {
+      const auto m = make_model(ctx, config, DType::bf16);
+      m->repack(weights == DType::bf16 ? Model::Repack{} : Model::Repack{.weights = weights});
+      for (const std::size_t n : {1, 2, 3, 8}) {
+        SCOPED_TRACE(fmt::format("{}, {}, {} rows", method, name_of(weights), n));
+        const auto few = steps(ctx, *m, n, false), plain = steps(ctx, *m, n, true);
+        EXPECT_LT(distance(few, plain), 0.05);
+        if (weights != DType::bf16) continue;
+        const auto right = steps(ctx, *exact, n, true);
+        EXPECT_LT(distance(few, right), 1.5 * distance(plain, right));
+      }
+    }
+  }
+}
+
+// Blocks share the keys of a long one.
+TEST(FewRows, LongSequences) {
+  BHYT_SKIP_WITHOUT_GPU();
+  Context& ctx = test::context_on(Device::cuda(0));
+  for (const std::int64_t head_dim : {64, 128}) {
+    const ModelConfig config = wide_config("bhyt", head_dim);
+    const auto m = make_model(ctx, config, DType::bf16), exact = make_model(ctx, config);
+    for (const std::size_t n : {1, 3}) {
+      SCOPED_TRACE(fmt::format("heads of {}, {} rows", head_dim, n));
+      const auto few = steps(ctx, *m, n, false, 3000), plain = steps(ctx, *m, n, true, 3000), right = steps(ctx, *exact, n, true, 3000);
+      EXPECT_LT(distance(few, right), 1.5 * distance(plain, right));
+    }
   }
 }
 
