@@ -72,14 +72,15 @@ TEST(FewRows, EqualThePlainOperations) {
   }
 }
 
-// As wide as models are: batches of four steps, several tiles for a block, rows that stay and rows that come with the weights.
+// As wide as models are: batches of four steps, several tiles for a block and more than it sums at a time, rows that stay and rows that
+// come with the weights.
 TEST(FewRows, WideModels) {
   BHYT_SKIP_WITHOUT_GPU();
   Context& ctx = test::context_on(Device::cuda(0));
   for (const char* method : {"rmsnorm", "rmsnorm_approx", "bhyt", "peri"}) {
     ModelConfig config = wide_config(method, 64);
-    config.layers = 2, config.d = 2048, config.mlp = 8192, config.heads = 32, config.kv_heads = 8, config.vocab = 5003,
-    config.init_std = 0.02;
+    config.layers = 2, config.d = 2048, config.mlp = std::string_view(method) == "bhyt" ? 5632 : 8192, config.heads = 32,
+    config.kv_heads = 8, config.vocab = 20011, config.init_std = 0.02;
     const auto exact = make_model(ctx, config);
     for (const DType weights : {DType::bf16, DType::i8, DType::f8}) {
       const auto m = make_model(ctx, config, DType::bf16);

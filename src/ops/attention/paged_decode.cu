@@ -19,7 +19,7 @@ constexpr int kMostSplits = 32;
 template <int D>
 constexpr int kPageBytes = 2 * tile_bytes<D>(kPage);  // keys and values
 template <int D, int Warps>
-constexpr int kShared = tile_bytes<D>(kRows) + Warps* kStages* kPageBytes<D>;
+constexpr int kShared = tile_bytes<D>(kRows) + (Warps * kStages) * kPageBytes<D>;
 
 __device__ __forceinline__ void bring_near(const bf16* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
@@ -111,7 +111,9 @@ __global__ void __launch_bounds__(32 * Warps) decode_kernel(const PagedCall a, i
                    seen - page * kPage);
   };
   const int start = split * Warps + warp, stride = splits * Warps;
-  // What is read of them must wait, too: those of a beginning that sequences share may be written in the same step. They may come near.
+  // Pages must not be read before the wait, for those of a beginning that sequences share may be written in the same step; but they may
+  // come near. Positions and table are the host's.
+  static_assert(kPage == 32);  // a lane to a position
   for (int page = start; page < min(pages, start + 2 * stride); page += stride) {
     const bf16* const at = a.pages + (static_cast<std::int64_t>(table[page]) * kPage + lane()) * a.ld + static_cast<std::int64_t>(h) * D;
     for (int c = 0; c < D; c += 64) bring_near(at + c), bring_near(at + value_at + c);

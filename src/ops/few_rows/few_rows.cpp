@@ -27,16 +27,16 @@ void check_product(const char* op, const FewRows& in, const Tensor& w, const Ten
             (in.site && in.add.rows() == x.rows() && in.add.cols() == x.cols() && in.sum.rows() == x.rows() && in.sum.cols() == x.cols()),
         "[{}] expected something to add only with a norm, and room for the sum, {}, got {} and {}", op, shape_string(x),
         shape_string(in.add), shape_string(in.sum));
-  check(!in.site || in.site->stat != Stat::given, "[{}] expected a norm with a statistic of its own", op);
+  check(!in.site || (in.site->stat != Stat::given && x.cols() <= kFewRowsWidest),
+        "[{}] expected a norm with a statistic of its own over at most {} columns, got {}", op, kFewRowsWidest, x.cols());
 }
 
 }  // namespace
 
 bool few_rows_take(Context& ctx, DType weights, std::int64_t width, std::int64_t mlp, const AttentionShape& s) {
   if (!ctx.device().is_cuda() || !cuda::few_rows_fit(ctx)) return false;
-  constexpr std::int64_t kWidest = 4096;  // of what a block keeps in shared memory, eight rows of it beside the weights on their way
   const std::int64_t slice = slice_of(weights);
-  return width % slice == 0 && width <= kWidest && mlp % slice == 0 && s.heads * s.head_dim % slice == 0 && s.head_dim % kTile == 0;
+  return width % slice == 0 && width <= kFewRowsWidest && mlp % slice == 0 && s.heads * s.head_dim % slice == 0 && s.head_dim % kTile == 0;
 }
 
 void few_rows_qkv(Context& ctx, const FewRows& in, const Tensor& w, const FewHeads& out) {

@@ -204,8 +204,8 @@ struct Source {
   }
 };
 
-// A lane's columns of x. Those that come as they are (Raw) are asked for two batches before they are needed, beside the weights, which take
-// longer; others lie in shared memory.
+// A lane's columns of x. Those that come as they are (Raw) are asked for a batch or two before they are needed, beside the weights, which
+// take longer; others lie in shared memory.
 template <class W, bool Raw, int Batch>
 struct Columns {
   static constexpr int kChunks = Layout<W>::kXChunks;
@@ -279,7 +279,8 @@ __device__ __forceinline__ float factor_of(const In& in, const float (&squares)[
   s.s0 /= static_cast<float>(in.columns);
   if (keep && Lane().row == 0) keep_stats(in.site.p, i, s, 0.f);
   const NormParams& p = in.site.p;
-  return p.factor * p.out_factor * value_or(p.scale, 1.f) * (p.stat == Stat::rms ? rsqrtf(s.s0 + p.eps) : 1.f);  // nothing else follows
+  // row_scale() of the two statistics that can follow a product; all of it is ten times the code.
+  return p.factor * p.out_factor * value_or(p.scale, 1.f) * (p.stat == Stat::rms ? rsqrtf(s.s0 + p.eps) : 1.f);
 }
 
 // The weights of a product.
@@ -417,7 +418,8 @@ void product_of(Context& ctx, const FewRows& rows, const Tensor& w, int tiles, c
   const In in = in_of(rows);
   // Rows that a block needs once come with the weights, and few of them always; else it keeps them for all of its tiles. A norm needs the
   // row first, unless it is a scale that can follow.
-  const bool whole = in.normed && (!in.after || in.add), often = tiles > multiprocessors(ctx) && in.rows > kFew && in.columns <= kKept;
+  const bool whole = in.normed && (!in.after || in.add),
+             often = tiles > multiprocessors(ctx) && in.rows > kFew && in.columns <= kFewRowsWidest;
   if (whole || often)
     launch<W, false>(ctx, in, w, tiles, out);
   else
@@ -441,7 +443,8 @@ void product(Context& ctx, const char* name, const FewRows& rows, const Tensor& 
 bool few_rows_fit(Context& ctx) {
   using namespace few;
   constexpr std::size_t kSums = kWarps * 32 * sizeof(float4);  // of a tile
-  return shared_bytes(ctx) >= Ring::kBytes + kRows * (kKept + Layout<bf16>::kPad) * sizeof(bf16) + kWarps * kSums + kStaticShared;
+  static_assert(kRows == kFewRows && Layout<bf16>::kPad >= Layout<Fp8>::kPad);
+  return shared_bytes(ctx) >= Ring::kBytes + kRows * (kFewRowsWidest + Layout<bf16>::kPad) * sizeof(bf16) + kWarps * kSums + kStaticShared;
 }
 
 void few_rows_qkv(Context& ctx, const FewRows& in, const Tensor& w, const FewHeads& out) {

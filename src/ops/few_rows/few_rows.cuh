@@ -10,8 +10,7 @@ namespace bhyt::cuda::few {
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kTile = 16;  // rows of w that a block multiplies at a time: 8 lower ones and 8 upper ones
 constexpr int kRows = 8;
-constexpr int kKept = 4096;  // columns of x that a block keeps in shared memory at most
-constexpr int kFew = 2;      // rows that it would rather read again
+constexpr int kFew = 2;  // rows that it would rather read again
 
 // What follows from the type of the weights: bf16, or a byte each (ops/gemm/bytes.h).
 template <class W>
@@ -112,7 +111,7 @@ __device__ __forceinline__ float mapped(Map map, float u) {
   if (map == Map::tanh) return HardTanhMap::value(u);
   return map == Map::erf ? fast_erf(u) : u;
 }
-// The sum over the threads of each row; G of them to a row, 32 … 256.
+// The sum over the threads of each row; `group` of them to a row, 32 … 256.
 __device__ __forceinline__ float row_sum(float v, int group, float* places) {
   v = warp_sum(v);
   __syncthreads();

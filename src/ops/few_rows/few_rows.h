@@ -10,6 +10,7 @@
 namespace bhyt {
 
 constexpr std::int64_t kFewRows = 8;
+constexpr std::int64_t kFewRowsWidest = 4096;  // of what a block keeps in shared memory, eight rows of it beside the weights on their way
 
 // What a product multiplies: x [N,I], or its norm.
 struct FewRows {
