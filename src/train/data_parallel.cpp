@@ -151,11 +151,11 @@ void DataParallel::layer_done(std::int64_t layer, bool add) {
   for (std::size_t i = 0; i < sections.size(); ++i) {
     if (sections[i].layer != layer) continue;
     const Tensor g = section_gradients(i);
-    const std::string name = fmt::format("layer {}", layer);
+    const std::string name = fmt::format("reduce-scatter, layer {}", layer);
     if (zero_ == 0) {
       const std::int64_t part = sections[i].size / ranks_;
       collectives_->reduce_scatter(g, Tensor(g.as<float>() + rank_ * part, DType::f32, ctx_.device(), {part}), false, name);
-      reduced_[i] = collectives_->all_gather(g, name);
+      reduced_[i] = collectives_->all_gather(g, fmt::format("all-gather, layer {}", layer));
     } else {
       reduced_[i] = collectives_->reduce_scatter(g, shard_.in_arena(summed_, shard_.pieces()[i]), add, name);
     }
@@ -187,7 +187,7 @@ void DataParallel::publish() {
   if (zero_ == 0) return;
   const auto& sections = model_.parameters().sections();
   for (std::size_t i = 0; i < sections.size(); ++i)
-    gathered_[i] = collectives_->all_gather(sections[i].values, fmt::format("weights {}", sections[i].layer));
+    gathered_[i] = collectives_->all_gather(sections[i].values, fmt::format("all-gather, layer {}", sections[i].layer));
 }
 
 void DataParallel::needed(std::int64_t layer) {

@@ -10,7 +10,6 @@
 #include "core/log.h"
 #include "core/signals.h"
 #include "io/format.h"
-#include "io/hash.h"
 #include "machine/machine.h"
 #include "parallel/launch.h"
 #include "train/console.h"

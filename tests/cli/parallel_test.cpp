@@ -39,6 +39,40 @@ TEST(Parallel, RanksHaveTheLossesOfOneProcess) {
   }
 }
 
+// Two steps in Chrome's trace format: what is computed one behind the other, and every layer's collectives where they belong.
+TEST(Parallel, ATimelineHasLayersAndTheirCollectives) {
+  NEEDS_MPI;
+  const Place place;
+  const Outcome out = ranks(place, 2, place.run("run", {"train.steps=6", "train.save_every=0", "parallel.trace=3"}));
+  ASSERT_EQ(out.code, 0) << out.err;
+  struct Stretch {
+    double begin, end;
+  };
+  std::map<std::string, std::vector<Stretch>> by_name;
+  double end = 0;
+  const Json trace = Json::parse(read_text(place.path / "run" / "trace.json"));
+  for (const Json& e : trace["traceEvents"]) {
+    if (e["ph"] != "X") continue;
+    const double begin = e["ts"], duration = e["dur"];
+    EXPECT_GE(duration, 0) << e;
+    by_name[e["name"]].push_back({begin, begin + duration});
+    if (e["tid"] != 0) continue;
+    EXPECT_GE(begin, end - 0.2) << e << " begins before the one in front of it ends";  // microseconds, rounded
+    end = begin + duration;
+  }
+  // Of both steps; a layer's gradients are added up behind its backward, its weights are there before its forward.
+  for (const std::string layer : {"1", "2"}) {
+    const auto &forward = by_name["forward " + layer], &backward = by_name["backward " + layer],
+               &reduced = by_name["reduce-scatter, layer " + layer], &gathered = by_name["all-gather, layer " + layer];
+    for (const auto* two : {&forward, &backward, &reduced, &gathered}) ASSERT_EQ(two->size(), 2u) << layer;
+    for (std::size_t step = 0; step < 2; ++step) {
+      EXPECT_GE(reduced[step].begin, backward[step].end - 0.2);
+      EXPECT_GE(gathered[step].begin, reduced[step].end);
+    }
+    EXPECT_GE(forward[1].begin, gathered[0].end - 20);  // waits shorter than that are left out
+  }
+}
+
 TEST(Parallel, GradientsMayTravelInBf16) {
   NEEDS_MPI;
   const Place place;
