@@ -10,6 +10,7 @@
 #include "core/log.h"
 #include "core/signals.h"
 #include "io/format.h"
+#include "io/hash.h"
 #include "machine/machine.h"
 #include "parallel/launch.h"
 #include "train/console.h"
