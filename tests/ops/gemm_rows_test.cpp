@@ -6,12 +6,15 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "core/memory.h"
 #include "ops/attention/tile_bf16.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/int8.h"
+#include "ops/gemm/row_mmla.h"
 #include "tests/devices.h"
 #include "tests/ops/case.h"
 
@@ -43,40 +46,99 @@ void check_bits(const Tensor& x, const Tensor& w, DType result) {
       }
 }
 
+void check_bits(DType type) {
+  for (const std::int64_t depth : {5, 64, 203, 2500})
+    check_bits(drawn(type, 270, depth, 1), drawn(type, 141, depth, 2), depth == 64 ? DType::f32 : type);
+}
+
 TEST(GemmByRow, ARowHasItsBitsWhateverComesWithIt) {
-  for (const DType type : {DType::f32, DType::bf16})
-    for (const std::int64_t depth : {5, 64, 203, 2500})
-      check_bits(drawn(type, 270, depth, 1), drawn(type, 141, depth, 2), depth == 64 ? DType::f32 : type);
+  check_bits(DType::f32);
+  check_bits(DType::bf16);
+}
+
+// x · wᵀ in double.
+std::vector<double> reference(const Tensor& x, const Tensor& w) {
+  const auto xs = to_doubles(on_cpu(), x), ws = to_doubles(on_cpu(), w);
+  std::vector<double> y;
+  for (std::int64_t i = 0; i < x.rows(); ++i)
+    for (std::int64_t o = 0; o < w.rows(); ++o)
+      y.push_back(std::inner_product(xs.begin() + i * x.cols(), xs.begin() + (i + 1) * x.cols(), ws.begin() + o * x.cols(), 0.0));
+  return y;
 }
 
 // Every number of rows up to some tiles, with outputs and depths that fill none: the bits of single rows, which are right.
+void check_every_number(DType type) {
+  for (const std::int64_t depth : {1, 4, 15, 16, 49, 2048, 2065}) {
+    const std::int64_t outs = depth < 50 ? 37 : 25, most = depth < 50 ? 130 : 34;
+    const OwnedTensor x = drawn(type, most, depth, 1), w = drawn(type, outs, depth, 2);
+    std::vector<char> single;
+    for (std::int64_t i = 0; i < most; ++i)
+      for (const char byte : product(x, w, DType::f32, i, 1, 1)) single.push_back(byte);
+    const auto right = reference(x, w);
+    for (std::size_t i = 0; i < right.size(); ++i) {
+      float got;
+      std::memcpy(&got, single.data() + i * sizeof got, sizeof got);
+      ASSERT_NEAR(got, right[i], 1e-5 * std::sqrt(static_cast<double>(depth))) << i << ", depth " << depth;
+    }
+    for (std::int64_t n = 1; n <= most; ++n) {
+      const std::vector<char> some = product(x, w, DType::f32, 0, n, 2);
+      ASSERT_EQ(std::memcmp(some.data(), single.data(), some.size()), 0) << fmt::format("{} rows, depth {}", n, depth);
+    }
+  }
+}
+
 TEST(GemmByRow, EveryNumberOfRowsEqualsSingleOnes) {
+  check_every_number(DType::f32);
+  check_every_number(DType::bf16);
+}
+
+// What processors do that multiply no matrices of bf16.
+TEST(GemmByRow, WithoutMmlaToo) {
+  const cpu::WithoutMmla plain;
+  check_bits(DType::bf16);
+  check_every_number(DType::bf16);
+}
+
+// Depths of several parts, of which the last is cut, for few rows and many; outputs that no tile divides.
+TEST(GemmByRow, DeepProductsAreRight) {
+  for (const std::int64_t depth : {4096, 5637})
+    for (const std::int64_t rows : {1, 3, 8, 13, 130}) {
+      const OwnedTensor x = drawn(DType::bf16, rows, depth, 1), w = drawn(DType::bf16, 71, depth, 2), y(on_cpu(), DType::f32, {rows, 71});
+      gemm(on_cpu(), x, w, y, {.trans_b = true, .by_row = true});
+      const auto got = to_doubles(on_cpu(), y), right = reference(x, w);
+      for (std::size_t i = 0; i < right.size(); ++i) ASSERT_NEAR(got[i], right[i], 1e-3) << i << ", " << rows << " rows, depth " << depth;
+    }
+}
+
+// A row that is not finite keeps it to itself, and a weight that is not, to its output.
+TEST(GemmByRow, NaNStaysInItsRowAndOutput) {
+  const double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
   for (const DType type : {DType::f32, DType::bf16})
-    for (const std::int64_t depth : {1, 15, 16, 49, 2048, 2065}) {
-      const std::int64_t outs = depth < 50 ? 37 : 25, most = depth < 50 ? 130 : 34;
-      const OwnedTensor x = drawn(type, most, depth, 1), w = drawn(type, outs, depth, 2), whole(on_cpu(), DType::f32, {most, outs});
-      gemm(on_cpu(), x, w, whole, {.trans_b = true});
-      std::vector<char> single;
-      for (std::int64_t i = 0; i < most; ++i)
-        for (const char byte : product(x, w, DType::f32, i, 1, 1)) single.push_back(byte);
-      const auto right = to_doubles(on_cpu(), whole);
-      for (std::size_t i = 0; i < right.size(); ++i) {
-        float got;
-        std::memcpy(&got, single.data() + i * sizeof got, sizeof got);
-        ASSERT_NEAR(got, right[i], 1e-5 * std::sqrt(static_cast<double>(depth))) << i << ", depth " << depth;
-      }
-      for (std::int64_t n = 1; n <= most; ++n) {
-        const std::vector<char> some = product(x, w, DType::f32, 0, n, 2);
-        ASSERT_EQ(std::memcmp(some.data(), single.data(), some.size()), 0) << fmt::format("{} rows, depth {}", n, depth);
-      }
+    for (const std::int64_t rows : {2, 9, 20}) {
+      const std::int64_t depth = 21, outs = 11;
+      std::vector<double> xs(static_cast<std::size_t>(rows * depth), 0.5), ws(static_cast<std::size_t>(outs * depth), 0.25);
+      xs[static_cast<std::size_t>(depth + 3)] = inf;  // in row 1
+      ws[static_cast<std::size_t>(4 * depth + 20)] = nan;
+      const OwnedTensor x = make_tensor(on_cpu(), type, {rows, depth}, xs), w = make_tensor(on_cpu(), type, {outs, depth}, ws),
+                        y(on_cpu(), DType::f32, {rows, outs});
+      gemm(on_cpu(), x, w, y, {.trans_b = true, .by_row = true});
+      const auto got = to_doubles(on_cpu(), y);
+      for (std::int64_t r = 0; r < rows; ++r)
+        for (std::int64_t o = 0; o < outs; ++o) {
+          const double value = got[static_cast<std::size_t>(r * outs + o)];
+          if (o == 4)
+            EXPECT_TRUE(std::isnan(value)) << r;
+          else
+            EXPECT_EQ(value, r == 1 ? inf : 0.125 * depth) << r << ", " << o;
+        }
     }
 }
 
 // Rows of w and of the result that lie apart, and results that are added to: whether at once or by way of sums.
 TEST(GemmByRow, AddsToManyRowsWhatItAddsToOne) {
   for (const std::int64_t depth : {64, 70, 2080})
-    for (const DType result : {DType::f32, DType::bf16}) {
-      const OwnedTensor x = drawn(DType::f32, 40, depth, 1), w = drawn(DType::f32, 31, depth + 3, 2), start = drawn(result, 40, 50, 3),
+    for (const auto& [type, result] : {std::pair{DType::f32, DType::f32}, {DType::f32, DType::bf16}, {DType::bf16, DType::bf16}}) {
+      const OwnedTensor x = drawn(type, 40, depth, 1), w = drawn(type, 31, depth + 3, 2), start = drawn(result, 40, 50, 3),
                         one(on_cpu(), result, {40, 50}), all(on_cpu(), result, {40, 50});
       const Tensor part = w.t.col_slice(0, depth);
       copy(on_cpu(), start, one);
@@ -92,13 +154,11 @@ TEST(GemmByRow, AddsToManyRowsWhatItAddsToOne) {
 
 // Plain loops stand in for a matrix unit.
 TEST(GemmByRow, OnAMatrixUnitToo) {
+  const cpu::BfTilesAnywhere tiles;
   for (const std::int64_t depth : {1, 31, 64, 203, 2500}) {
-    const OwnedTensor x = drawn(DType::bf16, 270, depth, 1), w = drawn(DType::bf16, 141, depth, 2),
-                      expected(on_cpu(), DType::f32, {270, 141}), got(on_cpu(), DType::f32, {270, 141});
-    gemm(on_cpu(), x, w, expected, {.trans_b = true});
-    const cpu::BfTilesAnywhere tiles;
+    const OwnedTensor x = drawn(DType::bf16, 270, depth, 1), w = drawn(DType::bf16, 141, depth, 2), got(on_cpu(), DType::f32, {270, 141});
     gemm(on_cpu(), x, w, got, {.trans_b = true, .by_row = true});
-    const auto a = to_doubles(on_cpu(), got), b = to_doubles(on_cpu(), expected);
+    const auto a = to_doubles(on_cpu(), got), b = reference(x, w);
     for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], 1e-5 * std::sqrt(static_cast<double>(depth))) << i << ", " << depth;
     check_bits(x, w, depth == 64 ? DType::bf16 : DType::f32);
   }

@@ -4,6 +4,7 @@
 #include "core/threads.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/library.h"
+#include "ops/gemm/row_mmla.h"
 #include "ops/gemm/rows.h"
 
 namespace bhyt::cpu {
@@ -12,7 +13,8 @@ namespace {
 
 // Panels of the path through fp32: 8 MB at most in a thread, while each converted element is used hundreds of times.
 constexpr std::int64_t kPanelRows = 10 * kCut, kPanelCols = 20 * kCut, kPanelDepth = 1024;
-// Up to here a product by a transposed matrix is bound by reading that matrix, which the libraries would copy first.
+// Up to here a product by a transposed matrix is bound by reading that matrix, which the libraries would copy first. (In bf16 our own is
+// always the quicker one where there is BFMMLA, which BLIS does not know.)
 constexpr std::int64_t kFewRows = 4;
 
 BHYT_CLONES void widen(const bf16* in, float* out, std::int64_t n) {
@@ -147,7 +149,8 @@ void multiply(Context& ctx, const Product<In, Out>& p) {
 }  // namespace
 
 void gemm(Context& ctx, const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& o) {
-  if (a.cols() > 0 && (o.by_row || (a.rows() <= kFewRows && o.trans_b && !o.trans_a))) return rows_product(ctx, a, b, c, o.accumulate);
+  const bool as_rows = o.trans_b && !o.trans_a && (a.rows() <= kFewRows || (a.dtype == DType::bf16 && use_mmla()));
+  if (a.cols() > 0 && (o.by_row || as_rows)) return rows_product(ctx, a, b, c, o.accumulate);
   dispatch_float(a.dtype, [&](auto in) {
     dispatch_float(c.dtype, [&](auto out) {
       using In = decltype(in);

@@ -4,6 +4,7 @@
 #include "core/threads.h"
 #include "ops/attention/tile_bf16.h"
 #include "ops/gemm/int8.h"
+#include "ops/gemm/row_mmla.h"
 #include "ops/gemm/row_panels.h"
 #include "ops/gemm/row_tiles.h"
 #include "ops/gemm/row_units.h"
@@ -14,6 +15,7 @@ namespace bhyt::cpu {
 namespace {
 
 constexpr std::int64_t kAtOnce = 512;              // rows of x that are packed at a time
+constexpr std::int64_t kMmlaAtOnce = 128;          // these stay in the cache
 constexpr std::int64_t kTaskRows = 64;             // of x in a task
 constexpr std::int64_t kTaskOuts = 128;            // of w in a task, at most
 constexpr std::int64_t kTaskElements = 128 << 10;  // of w in a task: enough to be read in one go
@@ -48,8 +50,9 @@ Memory memory_for(Context& ctx, std::int64_t rows, std::int64_t depth) {
   constexpr std::int64_t worker = kSums + std::max({kPanelFloats, kSums, panel_scratch()});
   const std::int64_t n = std::min(rows, kAtOnce), workers = ctx.threads().workers();
   const std::int64_t floats = n * row_distance(depth) * 4, panels = round_up(n, kPanelRows) / kPanelRows * panel_distance(depth) * 4,
-                     tiles = packed_size(n, depth) * 2, digits = n * (digits_distance(depth) + 4);
-  const std::int64_t packed = round_up(std::max({floats, panels, tiles, digits}), 256);
+                     tiles = packed_size(n, depth) * 2, pairs = round_up(n, kMmlaRows) / kMmlaRows * mmla_distance(depth) * 2,
+                     digits = n * (digits_distance(depth) + 4);
+  const std::int64_t packed = round_up(std::max({floats, panels, tiles, pairs, digits}), 256);
   char* const at = static_cast<char*>(ctx.scratch(static_cast<std::size_t>(packed + workers * worker * 4), Context::Use::workspace));
   return {at, {reinterpret_cast<float*>(at + packed), worker}};
 }
@@ -151,6 +154,36 @@ void by_units(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, b
   });
 }
 
+// Tasks have all rows.
+void by_mmla(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
+  const std::int64_t depth = x.cols(), distance = mmla_distance(depth);
+  const bool alone = x.rows() == 1;
+  const Memory memory = memory_for(ctx, x.rows(), depth);
+  auto* const packed = static_cast<bf16*>(memory.packed);
+  parallel_tasks(ctx.threads(), (x.rows() + kMmlaRows - 1) / kMmlaRows, [&](std::int64_t t) {
+    const std::int64_t row = t * kMmlaRows;
+    pack_mmla(x.as<bf16>() + row * x.ld, x.ld, std::min(kMmlaRows, x.rows() - row), depth, alone, packed + t * distance);
+  });
+  // Few rows of x: parts of w as large as leave every thread some, for they are read quicker. Many: parts that stay in the cache.
+  static_assert(kMmlaAtOnce * kTaskOuts / 2 <= kSums);
+  const std::int64_t most = x.rows() <= kMmlaRows ? kSums / kMmlaRows : kTaskOuts / 2;
+  const std::int64_t share = w.rows() / (4 * ctx.threads().workers()),
+                     outs = std::clamp<std::int64_t>(share, 16, most) / kMmlaOuts * kMmlaOuts;
+  parallel_tasks(ctx.threads(), (w.rows() + outs - 1) / outs, [&](std::int64_t t, int worker) {
+    const Part p{0, x.rows(), t * outs, std::min(outs, w.rows() - t * outs)};
+    float* const scratch = memory.workers.of(worker);
+    run(MmlaTask{.rows = p.rows,
+                 .outs = p.outs,
+                 .depth = depth,
+                 .alone = alone,
+                 .x = packed,
+                 .w = w.as<bf16>() + p.out * w.ld,
+                 .ldw = w.ld,
+                 .sums = scratch});
+    put(scratch, p.outs, p, y, accumulate);
+  });
+}
+
 void by_int8(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
   const std::int64_t depth = x.cols(), distance = digits_distance(depth);
   const Memory memory = memory_for(ctx, x.rows(), depth);
@@ -174,13 +207,17 @@ void by_int8(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bo
 }  // namespace
 
 void rows_product(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
-  for (std::int64_t first = 0; first < x.rows(); first += kAtOnce) {
-    const std::int64_t n = std::min(kAtOnce, x.rows() - first);
+  const bool units = w.dtype == DType::bf16 && use_bf16_tiles(), mmla = w.dtype == DType::bf16 && !units && use_mmla();
+  const std::int64_t at_once = mmla ? kMmlaAtOnce : kAtOnce;
+  for (std::int64_t first = 0; first < x.rows(); first += at_once) {
+    const std::int64_t n = std::min(at_once, x.rows() - first);
     const Tensor some = x.row_slice(first, n), to = y.row_slice(first, n);
     if (w.dtype == DType::i8)
       by_int8(ctx, some, w, to, accumulate);
-    else if (w.dtype == DType::bf16 && use_bf16_tiles())
+    else if (units)
       by_units(ctx, some, w, to, accumulate);
+    else if (mmla)
+      by_mmla(ctx, some, w, to, accumulate);
     else
       dispatch_float(w.dtype, [&]<class In>(In) {
         use_panels(n) ? by_panels<In>(ctx, some, w, to, accumulate) : by_tiles<In>(ctx, some, w, to, accumulate);
