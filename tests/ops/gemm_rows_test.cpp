@@ -191,12 +191,17 @@ TEST(GemmByRow, Int8MultipliesByWhatWeightsWereRoundedTo) {
         double top = 0;
         for (std::int64_t i = 0; i < depth; ++i) top = std::max(top, std::fabs(weight(i)));
         for (std::int64_t r = 0; r < 9; ++r) {
-          double sum = 2, size = 0;
+          double sum = 2, size = 0, weights = 0, largest = 0;
           for (std::int64_t i = 0; i < depth; ++i) {
-            const double term = xs[static_cast<std::size_t>(r * depth + i)] * std::round(weight(i) * 127 / top) * top / 127;
-            sum += term, size += std::fabs(term);
+            const double value = xs[static_cast<std::size_t>(r * depth + i)], w8 = std::round(weight(i) * 127 / top) * top / 127;
+            sum += value * w8;
+            size += std::fabs(value * w8);
+            weights += std::fabs(w8);
+            largest = std::max(largest, std::fabs(value));
           }
-          ASSERT_NEAR(got[static_cast<std::size_t>(r * 21 + o)], sum, 2e-6 * (2 + size)) << r << ", " << o << ", depth " << depth;
+          // bf16: x in steps of a 32767th of the row's largest, of which it is half a step off at most.
+          const double steps = type == DType::bf16 ? 0.51 / 32767 * largest * weights : 0;
+          ASSERT_NEAR(got[static_cast<std::size_t>(r * 21 + o)], sum, 2e-6 * (2 + size) + steps) << r << ", " << o << ", depth " << depth;
         }
       }
     }
@@ -208,6 +213,53 @@ TEST(GemmByRow, Int8RowsHaveTheirBits) {
     check_bits(drawn(DType::bf16, 270, depth, 1), Int8(w, {}).t, DType::bf16);
     check_bits(drawn(DType::f32, 270, depth, 1), Int8(w, {}).t, DType::f32);
   }
+}
+
+// However the integers are laid out.
+TEST(GemmByRow, Int8HasTheSameBitsOnAnyProcessor) {
+  for (const std::int64_t depth : {1, 40, 56, 64, 203, 1500})
+    for (const std::int64_t rows : {1, 5, 8, 19}) {
+      const OwnedTensor x = drawn(DType::bf16, rows, depth, 1), w = drawn(DType::bf16, 27, depth, 2);
+      const Int8 q(w, {});
+      const std::vector<char> bits = product(x, q.t, DType::f32, 0, rows, 2);
+      {
+        const cpu::WithoutMmla plain;
+        EXPECT_EQ(product(x, q.t, DType::f32, 0, rows, 2), bits) << rows << ", depth " << depth;
+      }
+      const std::int64_t distance = cpu::digits_distance(depth), width = cpu::digits_width(depth);
+      std::vector<std::uint8_t> digits(static_cast<std::size_t>(rows * distance));
+      std::vector<float> scales, sums(static_cast<std::size_t>(rows * 27));
+      for (std::int64_t r = 0; r < rows; ++r) {
+        float inverse;
+        const bf16* const row = x.t.as<bf16>() + r * depth;
+        scales.push_back(cpu::int8_scale(row, depth, inverse));
+        cpu::digits_of(row, depth, inverse, cpu::kSevenBits, digits.data() + r * distance, width);
+      }
+      cpu::run(cpu::Int8Task{.digits = cpu::kSevenBits,
+                             .rows = rows,
+                             .outs = 27,
+                             .depth = depth,
+                             .x = digits.data(),
+                             .scales = scales.data(),
+                             .w = q.t.as<std::int8_t>(),
+                             .sums = sums.data()});
+      EXPECT_EQ(std::memcmp(sums.data(), bits.data(), bits.size()), 0) << rows << ", depth " << depth;
+    }
+}
+
+// The outlier of a row leaves the others the precision that they had.
+TEST(GemmByRow, Int8AndOutliers) {
+  const std::int64_t depth = 8192;
+  std::vector<double> xs;
+  for (std::int64_t i = 0; i < depth; ++i) xs.push_back(to_float(to_bf16(i == 77 ? 3000.0f : std::sin(static_cast<float>(i)))));
+  std::vector<double> ws(static_cast<std::size_t>(depth));
+  for (std::size_t i = 0; i < ws.size(); ++i) ws[i] = i == 77 ? 0 : static_cast<double>(i % 255) - 127;
+  const OwnedTensor x = make_tensor(on_cpu(), DType::bf16, {1, depth}, xs), w = make_tensor(on_cpu(), DType::f32, {1, depth}, ws),
+                    y(on_cpu(), DType::f32, {1, 1});
+  gemm(on_cpu(), x, Int8(w, {}).t, y, {.trans_b = true, .by_row = true});
+  double squares = 0;
+  for (std::size_t i = 0; i < ws.size(); ++i) squares += std::pow(xs[i] * ws[i], 2) + (i == 77 ? std::pow(3000.0 * 73, 2) : 0);
+  EXPECT_NEAR(to_doubles(on_cpu(), y)[0], std::inner_product(xs.begin(), xs.end(), ws.begin(), 0.0), 0x1p-9 * std::sqrt(squares));
 }
 
 TEST(GemmByRow, Int8KeepsZerosAndNaN) {

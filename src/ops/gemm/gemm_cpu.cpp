@@ -149,7 +149,7 @@ void multiply(Context& ctx, const Product<In, Out>& p) {
 }  // namespace
 
 void gemm(Context& ctx, const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& o) {
-  const bool as_rows = o.trans_b && !o.trans_a && (a.rows() <= kFewRows || (a.dtype == DType::bf16 && use_mmla()));
+  const bool as_rows = o.trans_b && !o.trans_a && (a.rows() <= kFewRows || (a.dtype == DType::bf16 && use_mmla(b.dtype)));
   if (a.cols() > 0 && (o.by_row || as_rows)) return rows_product(ctx, a, b, c, o.accumulate);
   dispatch_float(a.dtype, [&](auto in) {
     dispatch_float(c.dtype, [&](auto out) {

@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "core/threads.h"
@@ -16,13 +18,6 @@ namespace bhyt {
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
-// What stands at the end of a row.
-struct RowEnd {
-  float scale;
-  std::int32_t sum;
-};
-RowEnd* end_of(std::int8_t* row, std::int64_t cols) { return reinterpret_cast<RowEnd*>(row + int8_distance(cols) - sizeof(RowEnd)); }
 
 // The largest magnitude; NaN where a value is not finite.
 float magnitude(const float* x, std::int64_t n) {
@@ -43,8 +38,8 @@ void quantize_row(const float* w, std::int64_t n, std::int8_t* out) {
     sum += out[i];
   }
   std::fill(out + n, out + int8_distance(n), std::int8_t{0});
-  const RowEnd end{std::isfinite(top) ? top / 127 : kNan, sum};
-  memcpy(end_of(out, n), &end, sizeof end);
+  const cpu::Int8RowEnd end{std::isfinite(top) ? top / 127 : kNan, sum};
+  memcpy(out + int8_distance(n) - sizeof end, &end, sizeof end);
 }
 
 }  // namespace
@@ -55,14 +50,15 @@ namespace {
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
-constexpr std::int32_t kHalf = 1 << (kDigits * kDigitBits - 1);  // zero stands in the middle, so that no digit is negative
+// The largest integer that stands for a value.
+template <class In>
+constexpr float kLargest = std::is_same_v<In, bf16> ? (1 << 15) - 1 : (1 << 20) - 1;
 
 template <class In>
-float pack(const In* x, std::int64_t depth, std::uint8_t* out) {
-  const std::int64_t width = digits_width(depth);
-  std::fill_n(out, kDigits * width, std::uint8_t{0});
+float scale_of(const In* x, std::int64_t depth, float& inverse) {
   float wide[256];
   float top = 0;
+  inverse = 0;
   for (std::int64_t at = 0; at < depth; at += 256) {
     const std::int64_t n = std::min<std::int64_t>(256, depth - at);
     for (std::int64_t i = 0; i < n; ++i) wide[i] = to_float(x[at + i]);
@@ -70,13 +66,40 @@ float pack(const In* x, std::int64_t depth, std::uint8_t* out) {
     top = here > top || here != here ? here : top;
     if (top != top) return kNan;
   }
-  const float inverse = top > 0 ? static_cast<float>(kHalf - 1) / top : 0.0f;
-  for (std::int64_t i = 0; i < depth; ++i) {
-    const auto whole = static_cast<std::uint32_t>(
-        std::clamp<std::int32_t>(static_cast<std::int32_t>(std::lrintf(to_float(x[i]) * inverse)), 1 - kHalf, kHalf - 1) + kHalf);
-    for (std::int64_t d = 0; d < kDigits; ++d) out[d * width + i] = whole >> (d * kDigitBits) & 127;
+  // As small as that, 1/top may overflow.
+  if (top > std::numeric_limits<float>::min()) inverse = kLargest<In> / top;
+  return top / kLargest<In>;
+}
+
+// Loops that compilers turn into vectors: a float this large has its integer in its low bits, rounded.
+template <class In>
+void put_digits(const In* x, std::int64_t n, float inverse, const Digits& digits, std::uint8_t* out, std::int64_t apart) {
+  constexpr float kRounds = 3 << 22;
+  constexpr std::int64_t kSome = 256;
+  std::uint32_t whole[kSome];
+  const std::uint32_t mask = (1u << digits.bits) - 1,
+                      unsigned_offset = digits.flip == 0 ? static_cast<std::uint32_t>(digits.offset) : 1 << 15;
+  for (std::int64_t at = 0; at < n; at += kSome) {
+    const std::int64_t some = std::min(kSome, n - at);
+    for (std::int64_t i = 0; i < some; ++i) {
+      const float scaled = std::min(std::max(to_float(x[at + i]) * inverse, -kLargest<In>), kLargest<In>);
+      whole[i] = std::bit_cast<std::uint32_t>(scaled + kRounds) - std::bit_cast<std::uint32_t>(kRounds) + unsigned_offset;
+    }
+    for (int d = 0; d < digits.count; ++d)
+      for (std::int64_t i = 0; i < some; ++i)
+        out[d * apart + at + i] = static_cast<std::uint8_t>((whole[i] >> (d * digits.bits) & mask) ^ digits.flip);
   }
-  return top / static_cast<float>(kHalf - 1);
+}
+
+template <class In>
+float pack(const In* x, std::int64_t depth, std::uint8_t* out) {
+  const std::int64_t width = digits_width(depth);
+  const Digits& digits = int8_digits(std::is_same_v<In, bf16> ? DType::bf16 : DType::f32);
+  for (int d = 0; d < digits.count; ++d) std::fill(out + d * width + depth, out + (d + 1) * width, std::uint8_t{0});
+  float inverse;
+  const float scale = scale_of(x, depth, inverse);
+  put_digits(x, depth, inverse, digits, out, width);
+  return scale;
 }
 
 // Vectors of bytes and the sums of their products. The instructions stand here by name: as functions of the compiler they would have to be
@@ -100,7 +123,7 @@ struct Plain {
 struct Dot {
   static constexpr int kBytes = 16, kOuts = 4;
   ALWAYS_INLINE static void dot(Bytes<16>::Sums& sum, const Bytes<16>::Digits& x, const Bytes<16>::Weights& w) {
-    __asm__("sdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(x), "w"(w));  // digits are below 128
+    __asm__("sdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(x), "w"(w));  // digits have signs, or are below 128
   }
 };
 #elif defined(__x86_64__)
@@ -132,24 +155,22 @@ ALWAYS_INLINE std::int64_t total(const typename Bytes<N>::Sums& sums) {
 }
 
 // What a row's digits times a row of w come to, as a number.
-template <int N>
-ALWAYS_INLINE float value_of(const typename Bytes<N>::Sums (&sums)[kDigits], float scale, const std::int8_t* row_end) {
-  RowEnd end;
-  memcpy(&end, row_end - sizeof end, sizeof end);
-  std::int64_t whole = -(static_cast<std::int64_t>(end.sum) * kHalf);
+template <int N, int D>
+ALWAYS_INLINE float value_of(const typename Bytes<N>::Sums (&sums)[D], const Digits& digits, float scale, const Int8RowEnd& end) {
+  std::int64_t whole = -(static_cast<std::int64_t>(end.sum) * digits.offset);
 #pragma GCC unroll 4
-  for (int d = 0; d < kDigits; ++d) whole += total<N>(sums[d]) * (std::int64_t{1} << (d * kDigitBits));
-  return static_cast<float>(static_cast<double>(scale) * static_cast<double>(end.scale) * static_cast<double>(whole));
+  for (int d = 0; d < D; ++d) whole += total<N>(sums[d]) * (std::int64_t{1} << (d * digits.bits));
+  return int8_value(whole, scale, end.scale);
 }
 
 // R rows of x times C rows of w, from (row, out) on. All loops over sums are unrolled: otherwise GCC keeps them in memory.
-template <class Cpu, int R, int C>
+template <class Cpu, int D, int R, int C>
 ALWAYS_INLINE void tile(const Int8Task& t, std::int64_t row, std::int64_t out) {
   constexpr int N = Cpu::kBytes, kTwice = R * C <= 2 && N < 64 ? 2 : 1;  // two sums for each, where too few would wait for each other
   const std::int64_t width = digits_width(t.depth), ldx = digits_distance(t.depth), ldw = int8_distance(t.depth);
   const std::uint8_t* const x = t.x + row * ldx;
   const std::int8_t* const w = t.w + out * ldw;
-  typename Bytes<N>::Sums acc[kTwice][R][C][kDigits] = {};
+  typename Bytes<N>::Sums acc[kTwice][R][C][D] = {};
   for (std::int64_t at = 0; at < width; at += kTwice * N)
 #pragma GCC unroll 2
     for (int u = 0; u < kTwice; ++u) {
@@ -163,7 +184,7 @@ ALWAYS_INLINE void tile(const Int8Task& t, std::int64_t row, std::int64_t out) {
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-        for (int d = 0; d < kDigits; ++d) {
+        for (int d = 0; d < D; ++d) {
           typename Bytes<N>::Digits digits;
           memcpy(&digits, x + r * ldx + d * width + p, N);
 #pragma GCC unroll 4
@@ -175,25 +196,30 @@ ALWAYS_INLINE void tile(const Int8Task& t, std::int64_t row, std::int64_t out) {
 #pragma GCC unroll 4
     for (int c = 0; c < C; ++c) {
 #pragma GCC unroll 4
-      for (int d = 0; d < kDigits; ++d)
+      for (int d = 0; d < D; ++d)
         if constexpr (kTwice == 2) acc[0][r][c][d] += acc[1][r][c][d];
-      t.sums[(row + r) * t.outs + out + c] = value_of<N>(acc[0][r][c], t.scales[row + r], w + (c + 1) * ldw);
+      t.sums[(row + r) * t.outs + out + c] = value_of<N>(acc[0][r][c], t.digits, t.scales[row + r], int8_row_end(w + c * ldw, t.depth));
     }
 }
 
 // C rows of w stay in the cache for all rows of x.
-template <class Cpu, int C>
+template <class Cpu, int D, int C>
 ALWAYS_INLINE void rows_times(const Int8Task& t, std::int64_t out) {
   std::int64_t row = 0;
-  for (; row + 2 <= t.rows; row += 2) tile<Cpu, 2, C>(t, row, out);
-  if (row < t.rows) tile<Cpu, 1, C>(t, row, out);
+  for (; row + 2 <= t.rows; row += 2) tile<Cpu, D, 2, C>(t, row, out);
+  if (row < t.rows) tile<Cpu, D, 1, C>(t, row, out);
+}
+
+template <class Cpu, int D>
+ALWAYS_INLINE void task_of(const Int8Task& t) {
+  std::int64_t out = 0;
+  for (; out + Cpu::kOuts <= t.outs; out += Cpu::kOuts) rows_times<Cpu, D, Cpu::kOuts>(t, out);
+  for (; out < t.outs; ++out) rows_times<Cpu, D, 1>(t, out);
 }
 
 template <class Cpu>
 ALWAYS_INLINE void task(const Int8Task& t) {
-  std::int64_t out = 0;
-  for (; out + Cpu::kOuts <= t.outs; out += Cpu::kOuts) rows_times<Cpu, Cpu::kOuts>(t, out);
-  for (; out < t.outs; ++out) rows_times<Cpu, 1>(t, out);
+  t.digits.count == 2 ? task_of<Cpu, 2>(t) : task_of<Cpu, 3>(t);
 }
 
 #if defined(__aarch64__)
@@ -242,6 +268,26 @@ void run(const Int8Task& t) {
   if (has_avx2()) return task_avx2(t);
 #endif
   task<Plain>(t);
+}
+
+const Digits& int8_digits(DType x) {
+  if (x == DType::bf16) {
+#if defined(__aarch64__)
+    if (has_dot()) return kSignedBytes;
+#elif defined(__x86_64__)
+    if (has_vnni()) return kBytes;  // two products of bytes would not fit AVX2's 16 bits
+#endif
+  }
+  return kSevenBits;
+}
+
+float int8_scale(const float* x, std::int64_t depth, float& inverse) { return scale_of(x, depth, inverse); }
+float int8_scale(const bf16* x, std::int64_t depth, float& inverse) { return scale_of(x, depth, inverse); }
+void digits_of(const float* x, std::int64_t n, float inverse, const Digits& digits, std::uint8_t* out, std::int64_t apart) {
+  put_digits(x, n, inverse, digits, out, apart);
+}
+void digits_of(const bf16* x, std::int64_t n, float inverse, const Digits& digits, std::uint8_t* out, std::int64_t apart) {
+  put_digits(x, n, inverse, digits, out, apart);
 }
 
 }  // namespace cpu

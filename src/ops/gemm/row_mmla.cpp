@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <type_traits>
 
 #include "core/error.h"
+#include "ops/gemm/int8.h"
 #include "ops/gemm/row_tiles.h"
 
 #if defined(__aarch64__)
@@ -17,194 +19,327 @@ namespace {
 
 std::atomic<int> without = 0;
 
-constexpr std::int64_t kStep = 8, kHalf = 4;  // columns: of a vector of w, and of a sum
-
 #if defined(__aarch64__)
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
-using Four = float __attribute__((vector_size(16)));
-using Halves = std::uint16_t __attribute__((vector_size(16)));
-using Quarters = std::uint64_t __attribute__((vector_size(16)));  // four columns each
+using Bytes = std::uint8_t __attribute__((vector_size(16)));
+using Halves = std::uint64_t __attribute__((vector_size(16)));  // a row's part in an operand each
 
-bool has_mmla() {
-  static const bool yes = (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
-  return yes;
-}
+// sum [2,2] += a · bᵀ. By their names: as functions of the compiler they would have to be called from code for such processors.
+struct Bf16 {
+  using Element = bf16;
+  using Sums = float __attribute__((vector_size(16)));
+  static constexpr std::int64_t kStep = 8;  // columns in a vector of w
+  ALWAYS_INLINE static void add_product(Sums& sum, const Bytes& a, const Bytes& b) {
+    __asm__("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(sum) : "w"(a), "w"(b));
+  }
+};
+struct Int8 {
+  using Element = std::int8_t;
+  using Sums = std::int32_t __attribute__((vector_size(16)));
+  static constexpr std::int64_t kStep = 16;
+  ALWAYS_INLINE static void add_product(Sums& sum, const Bytes& a, const Bytes& b) {
+    __asm__("smmla %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(a), "w"(b));
+  }
+};
 
-ALWAYS_INLINE Halves load(const bf16* from) {
-  Halves v;
+ALWAYS_INLINE Bytes load(const void* from) {
+  Bytes v;
   memcpy(&v, from, sizeof v);
   return v;
 }
 
-// sum [2,2] += a [2,4] · bᵀ [4,2]. By its name: as a function of the compiler it would have to be called from code for such processors.
-ALWAYS_INLINE void add_product(Four& sum, const Halves& a, const Halves& b) {
-  __asm__("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(sum) : "w"(a), "w"(b));
-}
-
-// The rows of w of a tile. They lie far apart, so that memory is read in several places on and on; where a task has fewer than kMmlaOuts
-// left, the last one is there several times.
+// The rows of w of a tile. They lie far apart, so that memory is read in several places on and on.
+template <class W>
 struct Outs {
-  const bf16* row[kMmlaOuts];
+  const W* row[kMmlaOuts];
 
   ALWAYS_INLINE Outs from(std::int64_t column) const { return {{row[0] + column, row[1] + column, row[2] + column, row[3] + column}}; }
 };
 
 // What is left of the rows behind their last whole vector, with zeros behind it.
+template <class K>
 struct Ends {
-  bf16 row[kMmlaOuts][kStep];
+  typename K::Element row[kMmlaOuts][K::kStep];
 
-  ALWAYS_INLINE Outs of(const Outs& w, std::int64_t n) {
+  ALWAYS_INLINE Outs<typename K::Element> of(const Outs<typename K::Element>& w, std::int64_t n) {
     memset(row, 0, sizeof row);
     for (int c = 0; c < kMmlaOuts; ++c) std::copy_n(w.row[c], n, row[c]);
     return {{row[0], row[1], row[2], row[3]}};
   }
 };
 
-// One row of x alone. A vector is taken as two rows of four columns, on either side; of the four sums two are right.
-ALWAYS_INLINE void step(const bf16* x, const Outs& w, std::int64_t column, Four (&acc)[kMmlaOuts]) {
-  const Halves a = load(x + column);
+// One row of x alone, in bf16. A vector is taken as two rows of four columns, on either side; of the four sums two are right.
+ALWAYS_INLINE void step_of_one(const bf16* x, const Outs<bf16>& w, std::int64_t column, Bf16::Sums (&acc)[kMmlaOuts]) {
+  const Bytes a = load(x + column);
 #pragma GCC unroll 4
-  for (int c = 0; c < kMmlaOuts; ++c) add_product(acc[c], a, load(w.row[c] + column));
+  for (int c = 0; c < kMmlaOuts; ++c) Bf16::add_product(acc[c], a, load(w.row[c] + column));
 }
 
-ALWAYS_INLINE void tile_of_one(std::int64_t depth, const bf16* x, const Outs& w, float (&out)[kMmlaRows][kMmlaOuts]) {
-  Four acc[kMmlaOuts] = {};
+ALWAYS_INLINE void tile_of_one(std::int64_t depth, const bf16* x, const Outs<bf16>& w, float (&out)[kMmlaOuts]) {
+  Bf16::Sums acc[kMmlaOuts] = {};
   std::int64_t p = 0;
-  for (; p + kStep <= depth; p += kStep) step(x, w, p, acc);
+  for (; p + Bf16::kStep <= depth; p += Bf16::kStep) step_of_one(x, w, p, acc);
   if (p < depth) {
-    Ends ends;
-    step(x + p, ends.of(w.from(p), depth - p), 0, acc);
+    Ends<Bf16> ends;
+    step_of_one(x + p, ends.of(w.from(p), depth - p), 0, acc);
   }
 #pragma GCC unroll 4
-  for (int c = 0; c < kMmlaOuts; ++c) out[0][c] = acc[c][0] + acc[c][3];
+  for (int c = 0; c < kMmlaOuts; ++c) out[c] = acc[c][0] + acc[c][3];
 }
 
-// P pairs of rows of x.
-template <int P>
-ALWAYS_INLINE void step(const bf16* x, const Outs& w, std::int64_t column, Four (&acc)[2][P][2]) {
-  Halves b[2][2];
+// Sums of P pairs, for the halves of vectors apart or together; int8 has no order to keep, and registers for more pairs if they are.
+template <class K, int P>
+constexpr int kApart = std::is_same_v<K, Bf16> || P <= 4 ? 2 : 1;
+template <class K, int P>
+using PairSums = typename K::Sums[kApart<K, P>][P][2];
+
+template <class K, int P>
+ALWAYS_INLINE void step(const std::uint8_t* x, const Outs<typename K::Element>& w, std::int64_t column, PairSums<K, P>& acc) {
+  Bytes b[2][2];
 #pragma GCC unroll 2
   for (int c = 0; c < 2; ++c) {
-    const auto first = reinterpret_cast<Quarters>(load(w.row[2 * c] + column)),
-               second = reinterpret_cast<Quarters>(load(w.row[2 * c + 1] + column));
-    b[0][c] = reinterpret_cast<Halves>(__builtin_shufflevector(first, second, 0, 2));
-    b[1][c] = reinterpret_cast<Halves>(__builtin_shufflevector(first, second, 1, 3));
+    const auto first = reinterpret_cast<Halves>(load(w.row[2 * c] + column));
+    const auto second = reinterpret_cast<Halves>(load(w.row[2 * c + 1] + column));
+    b[0][c] = reinterpret_cast<Bytes>(__builtin_shufflevector(first, second, 0, 2));
+    b[1][c] = reinterpret_cast<Bytes>(__builtin_shufflevector(first, second, 1, 3));
   }
 #pragma GCC unroll 2
   for (int half = 0; half < 2; ++half)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < P; ++r) {
-      const Halves a = load(x + (half * P + r) * kStep);
+      const Bytes a = load(x + 16 * (half * P + r));
 #pragma GCC unroll 2
-      for (int c = 0; c < 2; ++c) add_product(acc[half][r][c], a, b[half][c]);
+      for (int c = 0; c < 2; ++c) K::add_product(acc[half % kApart<K, P>][r][c], a, b[half][c]);
     }
 }
 
-template <int P>
-ALWAYS_INLINE void tile_of_pairs(std::int64_t depth, const bf16* x, const Outs& w, float (&out)[kMmlaRows][kMmlaOuts]) {
-  Four acc[2][P][2] = {};
+// out [P,2]: the sums of each pair with two pairs of rows of w.
+template <class K, int P>
+ALWAYS_INLINE void tile_of_pairs(std::int64_t depth, const std::uint8_t* x, const Outs<typename K::Element>& w,
+                                 typename K::Sums (&out)[P][2]) {
+  PairSums<K, P> acc = {};
   std::int64_t p = 0;
-  for (; p + kStep <= depth; p += kStep, x += 2 * P * kStep) step<P>(x, w, p, acc);
+  for (; p + K::kStep <= depth; p += K::kStep, x += 32 * P) step<K, P>(x, w, p, acc);
   if (p < depth) {
-    Ends ends;
-    step<P>(x, ends.of(w.from(p), depth - p), 0, acc);
+    Ends<K> ends;
+    step<K, P>(x, ends.of(w.from(p), depth - p), 0, acc);
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < P; ++r)
 #pragma GCC unroll 2
-    for (int c = 0; c < 2; ++c) {
-      const Four sum = acc[0][r][c] + acc[1][r][c];
+    for (int c = 0; c < 2; ++c) out[r][c] = kApart<K, P> == 2 ? acc[0][r][c] + acc[kApart<K, P> - 1][r][c] : acc[0][r][c];
+}
+
+// Functions of their own: in larger ones GCC keeps sums in memory.
+#define FOR_BF16 __attribute__((target("arch=armv8.2-a+bf16"), noinline))
+#define FOR_INT8 __attribute__((target("arch=armv8.2-a+i8mm"), noinline))
+
+FOR_BF16 void one_row(std::int64_t depth, const bf16* x, const Outs<bf16>& w, float (&out)[kMmlaOuts]) { tile_of_one(depth, x, w, out); }
+template <int P>
+FOR_BF16 void pairs(std::int64_t depth, const std::uint8_t* x, const Outs<bf16>& w, Bf16::Sums (&out)[P][2]) {
+  tile_of_pairs<Bf16, P>(depth, x, w, out);
+}
+template <int P>
+FOR_INT8 void pairs(std::int64_t depth, const std::uint8_t* x, const Outs<std::int8_t>& w, Int8::Sums (&out)[P][2]) {
+  tile_of_pairs<Int8, P>(depth, x, w, out);
+}
+
+// Which they are. The last tile has those that are left over; where these are fewer than kMmlaOuts, the last one again.
+template <class W>
+struct TileOuts {
+  std::int64_t out[kMmlaOuts];
+  Outs<W> w;
+  int there = kMmlaOuts;
+
+  TileOuts(const MmlaTask<W>& t, std::int64_t tile) {
+    const std::int64_t apart = t.outs / kMmlaOuts, last = t.outs - 1;
+    const bool whole = tile < apart;
+    if (!whole) there = static_cast<int>(t.outs % kMmlaOuts);
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) out[2 * r + i / 2][2 * c + i % 2] = sum[i];
-    }
-}
-
-#define FOR_MMLA __attribute__((target("arch=armv8.2-a+bf16")))
-
-// A tile of a group of `rows` rows: out [kMmlaRows, kMmlaOuts].
-FOR_MMLA void tile(bool alone, std::int64_t rows, std::int64_t depth, const bf16* x, const Outs& w, float (&out)[kMmlaRows][kMmlaOuts]) {
-  if (alone) return tile_of_one(depth, x, w, out);
-  const std::int64_t pairs = (rows + 1) / 2;
-  if (pairs == 4)
-    tile_of_pairs<4>(depth, x, w, out);
-  else if (pairs == 3)
-    tile_of_pairs<3>(depth, x, w, out);
-  else if (pairs == 2)
-    tile_of_pairs<2>(depth, x, w, out);
-  else
-    tile_of_pairs<1>(depth, x, w, out);
-}
-
-// The part [at, at + depth) of the depth, of kMmlaOuts rows of w from `out` on, `apart` from each other, for the group from `row` on.
-void add_tile(const MmlaTask& t, std::int64_t row, std::int64_t out, std::int64_t apart, std::int64_t at, std::int64_t depth) {
-  std::int64_t outs[kMmlaOuts];
-  Outs w;
-  for (int c = 0; c < kMmlaOuts; ++c) {
-    outs[c] = std::min(out + c * apart, t.outs - 1);
-    w.row[c] = t.w + outs[c] * t.ldw + at;
-  }
-  const std::int64_t rows = std::min(kMmlaRows, t.rows - row), packed = t.alone ? 1 : (rows + 1) / 2 * 2;
-  float sums[kMmlaRows][kMmlaOuts];
-  tile(t.alone, rows, depth, t.x + row / kMmlaRows * mmla_distance(t.depth) + at * packed, w, sums);
-  for (std::int64_t r = 0; r < rows; ++r) {
-    float* const to = t.sums + (row + r) * t.outs;
     for (int c = 0; c < kMmlaOuts; ++c) {
-      if (c > 0 && outs[c] == outs[c - 1]) break;
-      to[outs[c]] = at == 0 ? sums[r][c] : to[outs[c]] + sums[r][c];
+      out[c] = whole ? tile + c * apart : std::min(kMmlaOuts * apart + c, last);
+      w.row[c] = t.w + out[c] * t.ldw;
+    }
+  }
+};
+
+template <class W>
+std::int64_t tiles_of(const MmlaTask<W>& t) {
+  return t.outs / kMmlaOuts + (t.outs % kMmlaOuts != 0);
+}
+
+template <class W>
+const std::uint8_t* group_of(const MmlaTask<W>& t, std::int64_t row) {
+  return static_cast<const std::uint8_t*>(t.x) + row / kMmlaRows * mmla_distance(t.depth);
+}
+
+// Columns [begin, end) of the depth.
+struct Part {
+  std::int64_t begin, end;
+};
+
+void put(const MmlaTask<bf16>& t, std::int64_t row, std::int64_t out, const Part& part, float sum) {
+  float& place = t.sums[row * t.outs + out];
+  place = part.begin == 0 ? sum : place + sum;
+}
+
+void put_one(const MmlaTask<bf16>& t, std::int64_t tile, const Part& part) {
+  const TileOuts<bf16> outs(t, tile);
+  float sums[kMmlaOuts];
+  one_row(part.end - part.begin, static_cast<const bf16*>(t.x) + part.begin, outs.w.from(part.begin), sums);
+#pragma GCC unroll 4
+  for (int c = 0; c < kMmlaOuts; ++c)
+    if (c < outs.there) put(t, 0, outs.out[c], part, sums[c]);
+}
+
+// A tile with the group from `row` on, of P pairs of rows.
+template <int P>
+void put_pairs(const MmlaTask<bf16>& t, std::int64_t row, std::int64_t tile, const Part& part) {
+  const TileOuts<bf16> outs(t, tile);
+  Bf16::Sums sums[P][2];
+  pairs(part.end - part.begin, group_of(t, row) + part.begin * 4 * P, outs.w.from(part.begin), sums);
+  const std::int64_t rows = t.rows - row;
+#pragma GCC unroll 8
+  for (int r = 0; r < 2 * P; ++r)
+#pragma GCC unroll 4
+    for (int c = 0; c < kMmlaOuts; ++c)
+      if (r < rows && c < outs.there) put(t, row + r, outs.out[c], part, sums[r / 2][c / 2][r % 2 * 2 + c % 2]);
+}
+
+// The same with P rows, of which a pair is the low bytes and the high ones.
+template <int P>
+void put_pairs(const MmlaTask<std::int8_t>& t, std::int64_t row, std::int64_t tile, const Part& part) {
+  const TileOuts<std::int8_t> outs(t, tile);
+  Int8::Sums sums[P][2];
+  pairs(part.end, group_of(t, row), outs.w, sums);
+#pragma GCC unroll 4
+  for (int c = 0; c < kMmlaOuts; ++c) {
+    if (c >= outs.there) break;
+    const Int8RowEnd end = int8_row_end(outs.w.row[c], t.depth);
+#pragma GCC unroll 8
+    for (int r = 0; r < P; ++r) {
+      const Int8::Sums& both = sums[r][c / 2];
+      const std::int64_t whole = both[c % 2] + std::int64_t{256} * both[2 + c % 2] - std::int64_t{kSignedBytes.offset} * end.sum;
+      t.sums[(row + r) * t.outs + outs.out[c]] = int8_value(whole, t.scales[row + r], end.scale);
     }
   }
 }
 
-#else
+// Tiles [begin, end) with one group.
+struct Tiles {
+  std::int64_t begin, end;
+};
 
-bool has_mmla() { return false; }
-
-void add_tile(const MmlaTask&, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t) {
-  throw Error("BFMMLA on a processor without it");
+template <int P, class W>
+void put_tiles(const MmlaTask<W>& t, std::int64_t row, const Tiles& tiles, const Part& part) {
+  for (std::int64_t tile = tiles.begin; tile < tiles.end; ++tile) put_pairs<P>(t, row, tile, part);
 }
 
-#endif
+void put_group(const MmlaTask<bf16>& t, std::int64_t row, const Tiles& tiles, const Part& part) {
+  if (t.alone) {
+    for (std::int64_t tile = tiles.begin; tile < tiles.end; ++tile) put_one(t, tile, part);
+    return;
+  }
+  switch ((std::min(kMmlaRows, t.rows - row) + 1) / 2) {
+    case 1: return put_tiles<1>(t, row, tiles, part);
+    case 2: return put_tiles<2>(t, row, tiles, part);
+    case 3: return put_tiles<3>(t, row, tiles, part);
+    default: return put_tiles<4>(t, row, tiles, part);
+  }
+}
 
-}  // namespace
-
-bool use_mmla() { return has_mmla() && without == 0; }
-
-WithoutMmla::WithoutMmla() { ++without; }
-WithoutMmla::~WithoutMmla() { --without; }
-
-void pack_mmla(const bf16* x, std::int64_t ldx, std::int64_t rows, std::int64_t depth, bool alone, bf16* out) {
-  const std::int64_t packed = alone ? 1 : (rows + 1) / 2 * 2, whole = depth / kHalf * kHalf;
-  if (depth % kStep != 0 || packed != rows) std::fill_n(out, (depth + kStep - 1) / kStep * kStep * packed, bf16{0});
-  for (std::int64_t r = 0; r < rows; ++r) {
-    const bf16* const row = x + r * ldx;
-    // Columns in fours: for each, pair by pair, two rows side by side.
-    for (std::int64_t p = 0; p < whole; p += kHalf) memcpy(out + p * packed + r * kHalf, row + p, kHalf * sizeof(bf16));
-    std::copy_n(row + whole, depth - whole, out + whole * packed + r * kHalf);
+void put_group(const MmlaTask<std::int8_t>& t, std::int64_t row, const Tiles& tiles, const Part& part) {
+  switch (std::min(kMmlaRows, t.rows - row)) {
+    case 1: return put_tiles<1>(t, row, tiles, part);
+    case 2: return put_tiles<2>(t, row, tiles, part);
+    case 3: return put_tiles<3>(t, row, tiles, part);
+    case 4: return put_tiles<4>(t, row, tiles, part);
+    case 5: return put_tiles<5>(t, row, tiles, part);
+    case 6: return put_tiles<6>(t, row, tiles, part);
+    case 7: return put_tiles<7>(t, row, tiles, part);
+    default: return put_tiles<8>(t, row, tiles, part);
   }
 }
 
 // Few rows of x: a tile's rows of w from end to end, as memory gives them quickest. Many: a part of the task's rows of w, which stays in
 // the cache, for one group after the other, whose part stays nearer.
-void run(const MmlaTask& t) {
-  const auto each_part = [&](auto&& f) {
-    for (std::int64_t at = 0; at < t.depth; at += kDepth) f(at, std::min(kDepth, t.depth - at));
-  };
-  const auto each_tile = [&](auto&& f) {
-    const std::int64_t apart = t.outs / kMmlaOuts;
-    for (std::int64_t out = 0; out < apart; ++out) f(out, apart);
-    if (t.outs % kMmlaOuts != 0) f(apart * kMmlaOuts, 1);
-  };
-  if (t.rows <= kMmlaRows)
-    each_tile([&](std::int64_t out, std::int64_t apart) {
-      each_part([&](std::int64_t at, std::int64_t depth) { add_tile(t, 0, out, apart, at, depth); });
-    });
-  else
-    each_part([&](std::int64_t at, std::int64_t depth) {
-      for (std::int64_t row = 0; row < t.rows; row += kMmlaRows)
-        each_tile([&](std::int64_t out, std::int64_t apart) { add_tile(t, row, out, apart, at, depth); });
-    });
+template <class W>
+void run_task(const MmlaTask<W>& t) {
+  const std::int64_t part = std::is_same_v<W, bf16> ? kDepth : t.depth;  // sums of integers need no parts
+  const Tiles all{0, tiles_of(t)};
+  if (t.rows <= kMmlaRows && part < t.depth) {
+    for (std::int64_t tile = 0; tile < all.end; ++tile)
+      for (std::int64_t at = 0; at < t.depth; at += part) put_group(t, 0, {tile, tile + 1}, {at, std::min(at + part, t.depth)});
+    return;
+  }
+  for (std::int64_t at = 0; at < t.depth; at += part)
+    for (std::int64_t row = 0; row < t.rows; row += kMmlaRows) put_group(t, row, all, {at, std::min(at + part, t.depth)});
+}
+
+bool has_mmla(DType weights) {
+  static const bool bf16_too = (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0, int8_too = (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
+  return (weights == DType::bf16 && bf16_too) || (weights == DType::i8 && int8_too);
+}
+
+#else
+
+template <class W>
+void run_task(const MmlaTask<W>&) {
+  throw Error("the processor multiplies no small matrices");
+}
+
+bool has_mmla(DType) { return false; }
+
+#endif
+
+// Rows of elements, side by side in pieces of 8 bytes: for each piece of the columns, row by row. Zeros behind `bytes` up to `width`.
+void interleave(const std::uint8_t* in, std::int64_t ld, std::int64_t rows, std::int64_t bytes, std::int64_t width, std::int64_t packed,
+                std::uint8_t* out) {
+  const std::int64_t whole = bytes / 8 * 8;
+  if (width > whole || packed > rows) std::fill_n(out, width * packed, std::uint8_t{0});
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const std::uint8_t* const row = in + r * ld;
+    for (std::int64_t p = 0; p < whole; p += 8) memcpy(out + p * packed + 8 * r, row + p, 8);
+    std::copy_n(row + whole, bytes - whole, out + whole * packed + 8 * r);
+  }
+}
+
+}  // namespace
+
+bool use_mmla(DType weights) { return without == 0 && has_mmla(weights); }
+
+WithoutMmla::WithoutMmla() { ++without; }
+WithoutMmla::~WithoutMmla() { --without; }
+
+template <>
+void pack_mmla<bf16>(const bf16* x, std::int64_t ldx, std::int64_t rows, std::int64_t depth, bool alone, void* out, float*) {
+  interleave(reinterpret_cast<const std::uint8_t*>(x), 2 * ldx, rows, 2 * depth, (depth + 7) / 8 * 16, alone ? 1 : (rows + 1) / 2 * 2,
+             static_cast<std::uint8_t*>(out));
+}
+
+template <>
+void pack_mmla<std::int8_t>(const bf16* x, std::int64_t ldx, std::int64_t rows, std::int64_t depth, bool, void* out, float* scales) {
+  constexpr std::int64_t kSome = 1024;  // columns at a time
+  std::uint8_t bytes[2 * kMmlaRows][kSome];
+  const std::int64_t width = (depth + 15) / 16 * 16;
+  float inverse[kMmlaRows];
+  for (std::int64_t r = 0; r < rows; ++r) scales[r] = int8_scale(x + r * ldx, depth, inverse[r]);
+  for (std::int64_t at = 0; at < width; at += kSome) {
+    const std::int64_t n = std::min(kSome, depth - at), wide = std::min(kSome, width - at);
+    for (std::int64_t r = 0; r < rows; ++r) digits_of(x + r * ldx + at, n, inverse[r], kSignedBytes, bytes[2 * r], kSome);
+    interleave(bytes[0], kSome, 2 * rows, n, wide, 2 * rows, static_cast<std::uint8_t*>(out) + at * 2 * rows);
+  }
+}
+
+template <>
+void run<bf16>(const MmlaTask<bf16>& t) {
+  run_task(t);
+}
+template <>
+void run<std::int8_t>(const MmlaTask<std::int8_t>& t) {
+  run_task(t);
 }
 
 }  // namespace bhyt::cpu

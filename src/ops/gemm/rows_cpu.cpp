@@ -50,7 +50,7 @@ Memory memory_for(Context& ctx, std::int64_t rows, std::int64_t depth) {
   constexpr std::int64_t worker = kSums + std::max({kPanelFloats, kSums, panel_scratch()});
   const std::int64_t n = std::min(rows, kAtOnce), workers = ctx.threads().workers();
   const std::int64_t floats = n * row_distance(depth) * 4, panels = round_up(n, kPanelRows) / kPanelRows * panel_distance(depth) * 4,
-                     tiles = packed_size(n, depth) * 2, pairs = round_up(n, kMmlaRows) / kMmlaRows * mmla_distance(depth) * 2,
+                     tiles = packed_size(n, depth) * 2, pairs = round_up(n, kMmlaRows) / kMmlaRows * mmla_distance(depth) + kMmlaAtOnce * 4,
                      digits = n * (digits_distance(depth) + 4);
   const std::int64_t packed = round_up(std::max({floats, panels, tiles, pairs, digits}), 256);
   char* const at = static_cast<char*>(ctx.scratch(static_cast<std::size_t>(packed + workers * worker * 4), Context::Use::workspace));
@@ -154,15 +154,17 @@ void by_units(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, b
   });
 }
 
-// Tasks have all rows.
+// Tasks have all rows. W: bf16 or int8.
+template <class W>
 void by_mmla(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
   const std::int64_t depth = x.cols(), distance = mmla_distance(depth);
   const bool alone = x.rows() == 1;
   const Memory memory = memory_for(ctx, x.rows(), depth);
-  auto* const packed = static_cast<bf16*>(memory.packed);
+  auto* const scales = static_cast<float*>(memory.packed);
+  auto* const packed = reinterpret_cast<char*>(scales + kMmlaAtOnce);
   parallel_tasks(ctx.threads(), (x.rows() + kMmlaRows - 1) / kMmlaRows, [&](std::int64_t t) {
     const std::int64_t row = t * kMmlaRows;
-    pack_mmla(x.as<bf16>() + row * x.ld, x.ld, std::min(kMmlaRows, x.rows() - row), depth, alone, packed + t * distance);
+    pack_mmla<W>(x.as<bf16>() + row * x.ld, x.ld, std::min(kMmlaRows, x.rows() - row), depth, alone, packed + t * distance, scales + row);
   });
   // Few rows of x: parts of w as large as leave every thread some, for they are read quicker. Many: parts that stay in the cache.
   static_assert(kMmlaAtOnce * kTaskOuts / 2 <= kSums);
@@ -172,14 +174,15 @@ void by_mmla(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bo
   parallel_tasks(ctx.threads(), (w.rows() + outs - 1) / outs, [&](std::int64_t t, int worker) {
     const Part p{0, x.rows(), t * outs, std::min(outs, w.rows() - t * outs)};
     float* const scratch = memory.workers.of(worker);
-    run(MmlaTask{.rows = p.rows,
-                 .outs = p.outs,
-                 .depth = depth,
-                 .alone = alone,
-                 .x = packed,
-                 .w = w.as<bf16>() + p.out * w.ld,
-                 .ldw = w.ld,
-                 .sums = scratch});
+    run(MmlaTask<W>{.rows = p.rows,
+                    .outs = p.outs,
+                    .depth = depth,
+                    .alone = alone,
+                    .x = packed,
+                    .scales = scales,
+                    .w = w.as<W>() + p.out * w.ld,
+                    .ldw = w.ld,
+                    .sums = scratch});
     put(scratch, p.outs, p, y, accumulate);
   });
 }
@@ -193,7 +196,8 @@ void by_int8(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bo
     each_row(ctx, x, [&](std::int64_t i) { scales[i] = pack_digits(x.as<In>() + i * x.ld, depth, packed + i * distance); });
   });
   for_parts(ctx, x, w, memory, 8, [&](const Part& p, float* scratch) {
-    run(Int8Task{.rows = p.rows,
+    run(Int8Task{.digits = int8_digits(x.dtype),
+                 .rows = p.rows,
                  .outs = p.outs,
                  .depth = depth,
                  .x = packed + p.row * distance,
@@ -207,17 +211,17 @@ void by_int8(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bo
 }  // namespace
 
 void rows_product(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
-  const bool units = w.dtype == DType::bf16 && use_bf16_tiles(), mmla = w.dtype == DType::bf16 && !units && use_mmla();
+  const bool units = w.dtype == DType::bf16 && use_bf16_tiles(), mmla = !units && x.dtype == DType::bf16 && use_mmla(w.dtype);
   const std::int64_t at_once = mmla ? kMmlaAtOnce : kAtOnce;
   for (std::int64_t first = 0; first < x.rows(); first += at_once) {
     const std::int64_t n = std::min(at_once, x.rows() - first);
     const Tensor some = x.row_slice(first, n), to = y.row_slice(first, n);
-    if (w.dtype == DType::i8)
-      by_int8(ctx, some, w, to, accumulate);
-    else if (units)
+    if (units)
       by_units(ctx, some, w, to, accumulate);
     else if (mmla)
-      by_mmla(ctx, some, w, to, accumulate);
+      w.dtype == DType::i8 ? by_mmla<std::int8_t>(ctx, some, w, to, accumulate) : by_mmla<bf16>(ctx, some, w, to, accumulate);
+    else if (w.dtype == DType::i8)
+      by_int8(ctx, some, w, to, accumulate);
     else
       dispatch_float(w.dtype, [&]<class In>(In) {
         use_panels(n) ? by_panels<In>(ctx, some, w, to, accumulate) : by_tiles<In>(ctx, some, w, to, accumulate);
