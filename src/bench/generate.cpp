@@ -67,19 +67,26 @@ std::vector<Result> bench_decode(const Settings& s) {
   sequences.prompt();
   const double weights = product_bytes(*model, s.batch);
   const double cache = static_cast<double>(s.batch * s.seq) * static_cast<double>(KvPages::page_bytes(s.model, s.dtype)) / kPageTokens;
+  const bool on_cpu = !s.ctx.device().is_cuda();
   const OwnedTensor from = filled(s.ctx, s.dtype, {model->parameters().count()}), to(s.ctx, s.dtype, {model->parameters().count()});
-  const auto taken = take_all_turns(s.ctx, {[&] { sequences.token(); }, [&] { copy_all(s.ctx, from, to); }}, s.reps);
-  const std::vector<double> t{median_of(taken[0]), median_of(taken[1])};
-  const double bandwidth = 2 * static_cast<double>(from.t.bytes()) / t[1], n = static_cast<double>(s.batch);
+  std::vector<std::function<void()>> jobs{[&] { sequences.token(); }, [&] { copy_all(s.ctx, from, to); }};
+  if (on_cpu)
+    for (const int places : {1, 4}) jobs.push_back([&, places] { read_all(s.ctx, from, places); });
+  const auto taken = take_all_turns(s.ctx, jobs, s.reps);
+  const double seconds = median_of(taken[0]), n = static_cast<double>(s.batch), bytes = static_cast<double>(from.t.bytes());
+  const double copying = 2 * bytes / median_of(taken[1]);
+  // Two cores of some machines copy more bytes than they can read alone; a step reads.
+  const double reading = on_cpu ? bytes / std::min(median_of(taken[2]), median_of(taken[3])) : copying;
   Result r{.test = fmt::format("decode {} {} after {} {}{}", model_name(s), s.batch, s.seq, s.model.norm.method, s.rounded()),
-           .tok_s = n / t[0],
-           .ms = t[0] * 1e3,
-           .limit = n * bandwidth / (weights + cache),
-           .limit_name = "reading weights and cache at copy speed",
+           .tok_s = n / seconds,
+           .ms = seconds * 1e3,
+           .limit = n * reading / (weights + cache),
+           .limit_name = on_cpu ? "reading weights and cache" : "reading weights and cache at copy speed",
            .parts = breakdown(s.ctx, [&] { sequences.token(); })};
   r.parts.emplace_back("weight_bytes", weights);
   r.parts.emplace_back("cache_bytes", cache);
-  r.parts.emplace_back("copy_gb_s", bandwidth * 1e-9);
+  r.parts.emplace_back("copy_gb_s", copying * 1e-9);
+  if (on_cpu) r.parts.emplace_back("read_gb_s", reading * 1e-9);
   r.rates = rates_of(taken[0], n);
   return {r};
 }

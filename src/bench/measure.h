@@ -13,6 +13,8 @@ OwnedTensor filled(Context& ctx, DType type, std::initializer_list<std::int64_t>
 
 // Copies one tensor onto another of the same size with all threads.
 void copy_all(Context& ctx, const Tensor& from, const Tensor& to);
+// Reads all of `from`, in `places` at a time on and on: a core's prefetcher may follow several places quicker than one. On the CPU.
+void read_all(Context& ctx, const Tensor& from, int places);
 
 // A matrix product y [m,n] = x [m,k] · wᵀ of the model, forward and backward.
 struct Product {
