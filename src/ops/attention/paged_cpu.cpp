@@ -1,5 +1,5 @@
 // Attention over pages on the CPU: keys and values are read in their own type, where they lie. A row's bits do not depend on the others:
-// scores are products by row (gemm/row_tiles.h), and every sum goes over the keys in order.
+// scores are products by row (gemm/row_tiles.h, row_mmla.h), and every sum goes over the keys in order.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -12,6 +12,7 @@
 #include "core/threads.h"
 #include "ops/attention/paged.h"
 #include "ops/attention/tile.h"
+#include "ops/gemm/row_mmla.h"
 #include "ops/gemm/row_tiles.h"
 
 namespace bhyt::cpu {
@@ -38,22 +39,31 @@ struct Group {
   const T* page(const T* base, std::int64_t key) const { return base + table[key / kPageTokens] * kPageTokens * ld; }
 };
 
+template <class T>
+bool by_mmla() {
+  return std::is_same_v<T, bf16> && use_mmla(DType::bf16);
+}
+
 // What a group needs to compute in, one behind the other.
 struct Scratch {
   float *panel, *q, *values, *o, *p, *inverse, *one_row;
   std::int64_t ldq, ldo, ldp;
 
+  // Of the queries, either way.
+  static std::int64_t packed(std::int64_t rows, std::int64_t d) {
+    const std::int64_t groups = (rows + kMmlaRows - 1) / kMmlaRows * mmla_distance(d) / static_cast<std::int64_t>(sizeof(float));
+    return std::max(rows * row_distance(d), groups);
+  }
   static std::int64_t size(std::int64_t rows, std::int64_t d, std::int64_t keys) {
     const std::int64_t n = round_up(rows, kRows), width = round_up(d, kCols);
-    return kPanelFloats + rows * row_distance(d) + kPageTokens * width + n * width + n * (round_up(keys, kPageTokens) + 1) +
-           std::max(d, kRows);
+    return kPanelFloats + packed(rows, d) + kPageTokens * width + n * width + n * (round_up(keys, kPageTokens) + 1) + std::max(d, kRows);
   }
   Scratch(float* at, std::int64_t rows, std::int64_t d, std::int64_t keys)
       : ldq(row_distance(d)), ldo(round_up(d, kCols)), ldp(round_up(keys, kPageTokens)) {
     const std::int64_t n = round_up(rows, kRows);
     panel = at;
     q = panel + kPanelFloats;
-    values = q + rows * ldq;
+    values = q + packed(rows, d);
     o = values + kPageTokens * ldo;
     p = o + n * ldo;
     inverse = p + n * ldp;
@@ -61,13 +71,28 @@ struct Scratch {
   }
 };
 
-// Rows of q, by query and then by head, as the products want them.
+template <class T>
+float score_scale(const Group<T>& g) {
+  return 1.0f / std::sqrt(static_cast<float>(g.d));
+}
+
+// Rows of q, by query and then by head, as the products want them: scaled, or as they are where they stay in bf16.
 template <class T>
 void load_queries(const Group<T>& g, const Scratch& s) {
-  const float scale = 1.0f / std::sqrt(static_cast<float>(g.d));
+  const auto row_of = [&](std::int64_t i) { return g.q + i / g.heads * g.ldq + i % g.heads * g.d; };
+  if constexpr (std::is_same_v<T, bf16>)
+    if (by_mmla<T>()) {
+      auto* const rows = reinterpret_cast<bf16*>(s.panel);
+      for (std::int64_t i = 0; i < g.rows(); i += kMmlaRows) {
+        const std::int64_t n = std::min(kMmlaRows, g.rows() - i);
+        for (std::int64_t r = 0; r < n; ++r) std::copy_n(row_of(i + r), g.d, rows + r * g.d);
+        pack_mmla<bf16>(rows, g.d, n, g.d, g.rows() == 1, reinterpret_cast<char*>(s.q) + i / kMmlaRows * mmla_distance(g.d), nullptr);
+      }
+      return;
+    }
   for (std::int64_t i = 0; i < g.rows(); ++i) {
-    const T* const q = g.q + i / g.heads * g.ldq + i % g.heads * g.d;
-    for (std::int64_t j = 0; j < g.d; ++j) s.one_row[j] = scale * to_float(q[j]);
+    const T* const q = row_of(i);
+    for (std::int64_t j = 0; j < g.d; ++j) s.one_row[j] = score_scale(g) * to_float(q[j]);
     pack_row(s.one_row, g.d, g.rows() >= kManyRows, s.q + i * s.ldq);
   }
 }
@@ -77,6 +102,17 @@ template <class T>
 void page_scores(const Group<T>& g, const Scratch& s, std::int64_t key, std::int64_t first, std::int64_t rows) {
   const std::int64_t seen = std::min(kPageTokens, g.seen_by(first + rows - 1) - key);
   if (seen <= 0) return;
+  if constexpr (std::is_same_v<T, bf16>)
+    if (by_mmla<T>())
+      return run(MmlaTask<bf16>{.rows = rows,
+                                .outs = seen,
+                                .depth = g.d,
+                                .alone = g.rows() == 1,
+                                .x = reinterpret_cast<const char*>(s.q) + first / kMmlaRows * mmla_distance(g.d),
+                                .w = g.page(g.k, key),
+                                .ldw = g.ld,
+                                .sums = s.p + first * s.ldp + key,
+                                .ldsums = s.ldp});
   run(RowTask<T>{.rows = rows,
                  .outs = seen,
                  .depth = g.d,
@@ -93,7 +129,8 @@ void page_scores(const Group<T>& g, const Scratch& s, std::int64_t key, std::int
 // Where not all rows see a page to its end, the first half of them sees less of it.
 template <class T>
 void scores(const Group<T>& g, const Scratch& s) {
-  const std::int64_t half = g.rows() / 2 / kManyRows * kManyRows;
+  static_assert(kMmlaRows % kManyRows == 0);
+  const std::int64_t half = g.rows() / 2 / kMmlaRows * kMmlaRows;
   for (std::int64_t key = 0; key < g.keys(); key += kPageTokens) {
     const std::int64_t cut = key + kPageTokens > g.seen_by(0) ? half : 0;
     if (cut > 0) page_scores(g, s, key, 0, cut);
@@ -108,11 +145,12 @@ std::pair<const float*, std::int64_t> values_of(const Group<T>& g, const Scratch
   const std::int64_t there = std::min(kPageTokens, g.keys() - key);
   if constexpr (std::is_same_v<T, float>)
     if (there == kPageTokens && g.d == s.ldo) return {v, g.ld};
-  for (std::int64_t k = 0; k < kPageTokens; ++k) {
+  for (std::int64_t k = 0; k < there; ++k) {
     float* const row = s.values + k * s.ldo;
-    for (std::int64_t j = 0; j < g.d; ++j) row[j] = k < there ? to_float(v[k * g.ld + j]) : 0.0f;
+    for (std::int64_t j = 0; j < g.d; ++j) row[j] = to_float(v[k * g.ld + j]);
     std::fill(row + g.d, row + s.ldo, 0.0f);
   }
+  std::fill(s.values + there * s.ldo, s.values + kPageTokens * s.ldo, 0.0f);
   return {s.values, s.ldo};
 }
 
@@ -140,6 +178,8 @@ void attend(const Group<T>& g, float* memory) {
   for (std::int64_t i = 0; i < g.rows(); ++i) {
     const std::int64_t seen = g.seen_by(i), end = round_up(seen, kCols);
     float* const row = s.p + i * s.ldp;
+    if (by_mmla<T>())
+      for (std::int64_t k = 0; k < seen; ++k) row[k] *= score_scale(g);
     std::fill(row + seen, row + end, -std::numeric_limits<float>::infinity());
     s.inverse[i] = 1.0f / softmax_row(row, end);
     std::fill(row + end, row + s.ldp, 0.0f);

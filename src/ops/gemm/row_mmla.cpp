@@ -181,7 +181,7 @@ struct Part {
 };
 
 void put(const MmlaTask<bf16>& t, std::int64_t row, std::int64_t out, const Part& part, float sum) {
-  float& place = t.sums[row * t.outs + out];
+  float& place = t.sums[row * t.ldsums + out];
   place = part.begin == 0 ? sum : place + sum;
 }
 
@@ -222,7 +222,7 @@ void put_pairs(const MmlaTask<std::int8_t>& t, std::int64_t row, std::int64_t ti
     for (int r = 0; r < P; ++r) {
       const Int8::Sums& both = sums[r][c / 2];
       const std::int64_t whole = both[c % 2] + std::int64_t{256} * both[2 + c % 2] - std::int64_t{kSignedBytes.offset} * end.sum;
-      t.sums[(row + r) * t.outs + outs.out[c]] = int8_value(whole, t.scales[row + r], end.scale);
+      t.sums[(row + r) * t.ldsums + outs.out[c]] = int8_value(whole, t.scales[row + r], end.scale);
     }
   }
 }

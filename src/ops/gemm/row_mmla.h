@@ -36,6 +36,7 @@ struct MmlaTask {
   const W* w = nullptr;           // [outs, depth]
   std::int64_t ldw = 0;
   float* sums = nullptr;  // [rows, outs], written
+  std::int64_t ldsums = 0;
 };
 
 // A group of 1 to kMmlaRows rows of x; for int8 what its integers are to be multiplied by goes to `scales`.

@@ -182,7 +182,8 @@ void by_mmla(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bo
                     .scales = scales,
                     .w = w.as<W>() + p.out * w.ld,
                     .ldw = w.ld,
-                    .sums = scratch});
+                    .sums = scratch,
+                    .ldsums = p.outs});
     put(scratch, p.outs, p, y, accumulate);
   });
 }
