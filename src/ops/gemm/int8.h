@@ -9,7 +9,13 @@
 
 namespace bhyt {
 
-constexpr std::int64_t int8_distance(std::int64_t cols) { return (cols + 8 + 63) / 64 * 64; }
+// What rows are aligned to: the processor's longest vector.
+#if defined(__aarch64__)
+constexpr std::int64_t kInt8Vector = 16;
+#else
+constexpr std::int64_t kInt8Vector = 64;
+#endif
+constexpr std::int64_t int8_distance(std::int64_t cols) { return (cols + 8 + kInt8Vector - 1) / kInt8Vector * kInt8Vector; }
 // A matrix over memory of rows · int8_distance(cols) bytes.
 Tensor int8_matrix(void* memory, std::int64_t rows, std::int64_t cols);
 
@@ -55,7 +61,8 @@ inline float int8_value(std::int64_t whole, float scale_of_x, float scale_of_w) 
   return static_cast<float>(static_cast<double>(scale_of_x) * static_cast<double>(scale_of_w) * static_cast<double>(whole));
 }
 
-constexpr std::int64_t digits_width(std::int64_t depth) { return (depth + 63) / 64 * 64; }  // of one digit of a row
+// Of one digit of a row.
+constexpr std::int64_t digits_width(std::int64_t depth) { return (depth + kInt8Vector - 1) / kInt8Vector * kInt8Vector; }
 constexpr std::int64_t digits_distance(std::int64_t depth) { return kSevenBits.count * digits_width(depth) + 64; }
 
 // How Int8Task wants x of a type on this processor.

@@ -166,7 +166,8 @@ ALWAYS_INLINE float value_of(const typename Bytes<N>::Sums (&sums)[D], const Dig
 // R rows of x times C rows of w, from (row, out) on. All loops over sums are unrolled: otherwise GCC keeps them in memory.
 template <class Cpu, int D, int R, int C>
 ALWAYS_INLINE void tile(const Int8Task& t, std::int64_t row, std::int64_t out) {
-  constexpr int N = Cpu::kBytes, kTwice = R * C <= 2 && N < 64 ? 2 : 1;  // two sums for each, where too few would wait for each other
+  constexpr int N = Cpu::kBytes,
+                kTwice = R * C <= 2 && 2 * N <= kInt8Vector ? 2 : 1;  // two sums for each, where too few would wait for each other
   const std::int64_t width = digits_width(t.depth), ldx = digits_distance(t.depth), ldw = int8_distance(t.depth);
   const std::uint8_t* const x = t.x + row * ldx;
   const std::int8_t* const w = t.w + out * ldw;
