@@ -95,7 +95,7 @@ namespace {
 
 using Words = std::uint64_t __attribute__((vector_size(16)));
 
-// Four vectors from i on.
+// Four vectors.
 inline __attribute__((always_inline)) void add_line(const char* from, Words& a, Words& b, Words& c, Words& d) {
   Words line[4];
   std::memcpy(line, from, sizeof line);

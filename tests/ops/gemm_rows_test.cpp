@@ -2,6 +2,10 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -274,6 +278,74 @@ TEST(GemmByRow, Int8KeepsZerosAndNaN) {
   EXPECT_NEAR(got[4], 2, 0.04);
   for (const std::size_t i : {2, 5, 6, 7, 8}) EXPECT_TRUE(std::isnan(got[i])) << i;
 }
+
+// Rows that are not finite, zeros, or too small to have a scale, beside ordinary ones.
+TEST(GemmByRow, Int8RowsAtTheEndsOfTheRange) {
+  const double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
+  const std::int64_t depth = 40, outs = 6;
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const std::int64_t rows : {1, 7, 9, 20}) {
+      std::vector<double> xs, ws;
+      const std::vector<double> sizes{1, nan, 0, inf, 5e-35, 1e-40, 1e38};
+      for (std::int64_t r = 0; r < rows; ++r)
+        for (std::int64_t i = 0; i < depth; ++i) {
+          const double size = sizes[static_cast<std::size_t>(r) % sizes.size()];
+          xs.push_back(std::isfinite(size) ? size * static_cast<double>(i % 5) / 4 : i == 11 ? size : 1);
+        }
+      for (std::int64_t o = 0; o < outs; ++o)
+        for (std::int64_t i = 0; i < depth; ++i) ws.push_back(i == 0 ? 1 : o == 2 ? 0 : std::cos(static_cast<double>(o * depth + i)));
+      const OwnedTensor x = make_tensor(on_cpu(), type, {rows, depth}, xs), w = make_tensor(on_cpu(), DType::f32, {outs, depth}, ws),
+                        y(on_cpu(), DType::f32, {rows, outs});
+      gemm(on_cpu(), x, Int8(w, {}).t, y, {.trans_b = true, .by_row = true});
+      const auto got = to_doubles(on_cpu(), y);
+      for (std::int64_t r = 0; r < rows; ++r)
+        for (std::int64_t o = 0; o < outs; ++o) {
+          const double size = sizes[static_cast<std::size_t>(r) % sizes.size()], value = got[static_cast<std::size_t>(r * outs + o)];
+          double right = 0;
+          for (std::int64_t i = 0; i < depth; ++i)
+            right += xs[static_cast<std::size_t>(r * depth + i)] * ws[static_cast<std::size_t>(o * depth + i)];
+          if (!std::isfinite(size))
+            EXPECT_TRUE(std::isnan(value)) << r << ", " << o;
+          else
+            EXPECT_NEAR(value, size < 1e-30 ? 0 : right, 0.1 * size) << r << ", " << o;
+        }
+    }
+}
+
+TEST(GemmByRow, Int8HasALimitOfColumns) {
+  const OwnedTensor w(on_cpu(), DType::bf16, {1, kInt8Columns + 1});
+  EXPECT_ANY_THROW(Int8(w.t, {}));
+}
+
+// Products that are asked for nothing by row, as the library makes them.
+TEST(GemmByRow, OtherProductsWithoutMmla) {
+  const cpu::WithoutMmla plain;
+  for (const DType result : {DType::f32, DType::bf16}) {
+    const OwnedTensor x = drawn(DType::bf16, 193, 1111, 1), w = drawn(DType::bf16, 300, 1111, 2), y(on_cpu(), result, {193, 300});
+    gemm(on_cpu(), x, w, y, {.trans_b = true});
+    const auto got = to_doubles(on_cpu(), y), right = reference(x, w);
+    for (std::size_t i = 0; i < right.size(); ++i)
+      ASSERT_NEAR(got[i], right[i], 1e-3 + (result == DType::bf16 ? 0x1p-8 * std::fabs(right[i]) : 0)) << i;
+  }
+}
+
+// Few outputs: tasks are cut by rows too.
+TEST(GemmByRow, FewOutputsOnManyThreads) {
+  for (const std::int64_t outs : {1, 5, 16, 40}) {
+    const OwnedTensor x = drawn(DType::bf16, 101, 75, 1), w = drawn(DType::bf16, outs, 75, 2);
+    const auto one = product(x, w, DType::f32, 0, 101, 1);
+    for (const int threads : {2, 5, 16}) EXPECT_EQ(product(x, w, DType::f32, 0, 101, threads), one) << outs << ", " << threads;
+  }
+}
+
+#if defined(__aarch64__)
+TEST(GemmByRow, TheInstructionsThatAreThereAreTaken) {
+  EXPECT_EQ(cpu::use_mmla(DType::bf16), (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0);
+  EXPECT_EQ(cpu::use_mmla(DType::i8), (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0);
+  const cpu::WithoutMmla plain;
+  EXPECT_FALSE(cpu::use_mmla(DType::bf16));
+}
+#endif
 
 TEST(GemmByRow, RefusesOperandsThatLieOtherwise) {
   const OwnedTensor a = drawn(DType::f32, 2, 2, 1);

@@ -49,6 +49,8 @@ struct Scratch {
   float *panel, *q, *values, *o, *p, *inverse, *one_row;
   std::int64_t ldq, ldo, ldp;
 
+  // Some rows of keys, or of queries before they are packed.
+  static std::int64_t panel_size(std::int64_t d) { return std::max(kPanelFloats, kMmlaRows * d); }
   // Of the queries, either way.
   static std::int64_t packed(std::int64_t rows, std::int64_t d) {
     const std::int64_t groups = (rows + kMmlaRows - 1) / kMmlaRows * mmla_distance(d) / static_cast<std::int64_t>(sizeof(float));
@@ -56,13 +58,13 @@ struct Scratch {
   }
   static std::int64_t size(std::int64_t rows, std::int64_t d, std::int64_t keys) {
     const std::int64_t n = round_up(rows, kRows), width = round_up(d, kCols);
-    return kPanelFloats + packed(rows, d) + kPageTokens * width + n * width + n * (round_up(keys, kPageTokens) + 1) + std::max(d, kRows);
+    return panel_size(d) + packed(rows, d) + kPageTokens * width + n * width + n * (round_up(keys, kPageTokens) + 1) + std::max(d, kRows);
   }
   Scratch(float* at, std::int64_t rows, std::int64_t d, std::int64_t keys)
       : ldq(row_distance(d)), ldo(round_up(d, kCols)), ldp(round_up(keys, kPageTokens)) {
     const std::int64_t n = round_up(rows, kRows);
     panel = at;
-    q = panel + kPanelFloats;
+    q = panel + panel_size(d);
     values = q + packed(rows, d);
     o = values + kPageTokens * ldo;
     p = o + n * ldo;

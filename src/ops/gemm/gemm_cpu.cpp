@@ -1,4 +1,5 @@
-// The product on the CPU: library calls on pieces of c, a memory-bound loop for few rows, or bf16 by way of fp32 panels.
+// The product on the CPU: library calls on pieces of c, products by row for few rows (and for more in bf16, where there is BFMMLA), or bf16
+// by way of fp32 panels.
 #include <algorithm>
 
 #include "core/threads.h"

@@ -14,6 +14,7 @@ void quantize_rows(Context& ctx, const Tensor& w, const Tensor& by, const Tensor
   check(!ctx.device().is_cuda(), "[quantize_rows] expected the CPU, got {}", name_of(ctx.device()));
   check(out.dtype == DType::i8 && out.rows() == w.rows() && out.cols() == w.cols() && out.ld == int8_distance(w.cols()),
         "[quantize_rows] expected a place for int8 {}, got {} {}", shape_string(w), name_of(out.dtype), shape_string(out));
+  check(w.cols() <= kInt8Columns, "[quantize_rows] expected at most {} columns, whose sums fit 32 bits, got {}", kInt8Columns, w.cols());
   check(!by || (by.dtype == DType::f32 && by.size() == w.cols()), "[quantize_rows] expected a factor for each of {} columns, got {}",
         w.cols(), by.size());
   const Operation operation(ctx, "quantize_rows", profile::Kind::other, w.device);

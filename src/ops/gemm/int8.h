@@ -9,7 +9,8 @@
 
 namespace bhyt {
 
-// What rows are aligned to: the processor's longest vector.
+constexpr std::int64_t kInt8Columns = 1 << 16;  // at most
+// What rows are aligned to: the longest vector that is used.
 #if defined(__aarch64__)
 constexpr std::int64_t kInt8Vector = 16;
 #else

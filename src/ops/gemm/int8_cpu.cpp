@@ -18,6 +18,7 @@ namespace bhyt {
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kLeast = 1e-30f;  // a row whose largest magnitude is no more is taken as zeros: what it has to be multiplied by overflows
 
 // The largest magnitude; NaN where a value is not finite.
 float magnitude(const float* x, std::int64_t n) {
@@ -31,10 +32,10 @@ float magnitude(const float* x, std::int64_t n) {
 }
 
 void quantize_row(const float* w, std::int64_t n, std::int8_t* out) {
-  const float top = magnitude(w, n), inverse = top > 0 ? 127.0f / top : 0.0f;
+  const float top = magnitude(w, n), inverse = top > kLeast ? 127.0f / top : 0.0f;
   std::int32_t sum = 0;
   for (std::int64_t i = 0; i < n; ++i) {
-    out[i] = static_cast<std::int8_t>(top > 0 ? std::lrintf(w[i] * inverse) : 0);
+    out[i] = static_cast<std::int8_t>(top > kLeast ? std::lrintf(w[i] * inverse) : 0);
     sum += out[i];
   }
   std::fill(out + n, out + int8_distance(n), std::int8_t{0});
@@ -66,8 +67,7 @@ float scale_of(const In* x, std::int64_t depth, float& inverse) {
     top = here > top || here != here ? here : top;
     if (top != top) return kNan;
   }
-  // As small as that, 1/top may overflow.
-  if (top > std::numeric_limits<float>::min()) inverse = kLargest<In> / top;
+  if (top > kLeast) inverse = kLargest<In> / top;
   return top / kLargest<In>;
 }
 

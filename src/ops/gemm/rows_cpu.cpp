@@ -154,7 +154,7 @@ void by_units(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, b
   });
 }
 
-// Tasks have all rows. W: bf16 or int8.
+// Tasks have all rows, unless there would be fewer than threads. W: bf16 or int8.
 template <class W>
 void by_mmla(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
   const std::int64_t depth = x.cols(), distance = mmla_distance(depth);
@@ -171,15 +171,18 @@ void by_mmla(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bo
   const std::int64_t most = x.rows() <= kMmlaRows ? kSums / kMmlaRows : kTaskOuts / 2;
   const std::int64_t share = w.rows() / (4 * ctx.threads().workers()),
                      outs = std::clamp<std::int64_t>(share, 16, most) / kMmlaOuts * kMmlaOuts;
-  parallel_tasks(ctx.threads(), (w.rows() + outs - 1) / outs, [&](std::int64_t t, int worker) {
-    const Part p{0, x.rows(), t * outs, std::min(outs, w.rows() - t * outs)};
+  const std::int64_t across = (w.rows() + outs - 1) / outs, parts = std::max<std::int64_t>(1, ctx.threads().workers() / across);
+  const std::int64_t rows = round_up((x.rows() + parts - 1) / parts, kMmlaRows), down = (x.rows() + rows - 1) / rows;
+  parallel_tasks(ctx.threads(), across * down, [&](std::int64_t t, int worker) {
+    const std::int64_t row = t % down * rows, out = t / down * outs;
+    const Part p{row, std::min(rows, x.rows() - row), out, std::min(outs, w.rows() - out)};
     float* const scratch = memory.workers.of(worker);
     run(MmlaTask<W>{.rows = p.rows,
                     .outs = p.outs,
                     .depth = depth,
                     .alone = alone,
-                    .x = packed,
-                    .scales = scales,
+                    .x = packed + row / kMmlaRows * distance,
+                    .scales = scales + row,
                     .w = w.as<W>() + p.out * w.ld,
                     .ldw = w.ld,
                     .sums = scratch,
