@@ -1,4 +1,4 @@
-// Matrix products, row major. CPU: oneDNN on x86-64, BLIS elsewhere; CUDA: cuBLASLt.
+// Matrix products, row major. CPU: oneDNN on x86-64, BLIS elsewhere, products by row (rows.h) our own; CUDA: cuBLASLt.
 // fp32 accumulation whatever the operands' type; the same bits on any number of threads.
 #pragma once
 
