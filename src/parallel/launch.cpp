@@ -42,12 +42,18 @@ int told_ranks() {
   return tasks ? std::max(std::atoi(tasks), 1) : 0;
 }
 
-void* load() {
+// The library where it is: beside the program, or where it is installed.
+std::vector<fs::path> libraries() {
   std::error_code failed;
   const fs::path beside = fs::read_symlink("/proc/self/exe", failed).parent_path();
+  std::vector<fs::path> files = {beside / kLibrary, beside.parent_path() / kLibrary, beside.parent_path() / "lib" / "bhyt" / kLibrary};
+  std::erase_if(files, [&](const fs::path& file) { return !fs::exists(file, failed); });
+  return files;
+}
+
+void* load() {
   std::string wrong;
-  for (const fs::path& file : {beside / kLibrary, beside.parent_path() / kLibrary, beside.parent_path() / "lib" / "bhyt" / kLibrary}) {
-    if (!fs::exists(file, failed)) continue;
+  for (const fs::path& file : libraries()) {
     if (void* library = ::dlopen(file.c_str(), RTLD_NOW | RTLD_GLOBAL)) return library;  // global: Open MPI loads parts that look for it
     wrong = fmt::format(": {}", ::dlerror());
   }
@@ -79,9 +85,11 @@ Group* group() {
   void* library = nullptr;
   try {
     library = load();
-  } catch (const Error&) {
-    if (told_ranks() == 1) return nullptr;  // alone, it needs no MPI
-    throw;
+  } catch (const Error& e) {
+    if (told_ranks() != 1) throw;
+    // Alone, it needs no MPI. One that is there and does not load is not what was meant, though.
+    if (!libraries().empty()) log::warning("the one process goes on without MPI: {}", e.what());
+    return nullptr;
   }
   void* const found = ::dlsym(library, kOpen);
   check(found != nullptr, "{} has no {}: it is not of this program", kLibrary, kOpen);

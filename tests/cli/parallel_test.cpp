@@ -219,12 +219,18 @@ TEST(Parallel, OneProcessNeedsNoLibrary) {
   for (const char* as : {"OMPI_COMM_WORLD_SIZE=1", "PMI_SIZE=1", "PMIX_RANK=0 SLURM_STEP_NUM_TASKS=1"}) {
     const Outcome out = launched(as, fmt::format("run-{}", n++));
     EXPECT_EQ(out.code, 0) << as << "\n" << out.err;
+    EXPECT_EQ(out.err.find("without MPI"), std::string::npos) << out.err;
   }
   for (const char* as : {"OMPI_COMM_WORLD_SIZE=2", "PMIX_RANK=0 SLURM_STEP_NUM_TASKS=2", "PMIX_RANK=0"}) {
     const Outcome out = launched(as, "none");
     EXPECT_EQ(out.code, 1) << as << "\n" << out.err;
     says(out.err, "libbhyt_mpi.so could not be loaded from beside the program");
   }
+  // One that is there and of no use is told of.
+  write_text(place.path / "bin" / "libbhyt_mpi.so", "not a library");
+  const Outcome out = launched("OMPI_COMM_WORLD_SIZE=1", "warned");
+  EXPECT_EQ(out.code, 0) << out.err;
+  says(out.err, "goes on without MPI: ");
 }
 
 TEST(Parallel, OtherDataOnOneRankIsNamed) {
