@@ -54,42 +54,49 @@ __device__ __forceinline__ void store_gradient(T* p, const float* v) {
     Vec<T>::store(p, v);
 }
 
-// One row of logits per block; with `backward` its gradient takes its place. 16 logits of a thread are on their way at a time.
-template <class T, int V>
-__global__ void __launch_bounds__(kThreads)
-    softmax_kernel(T* logits, std::int64_t ld, bool backward, int vocab, const std::int32_t* targets, const float* weights, float scale,
-                   const float* scale_by, float* losses, float* weighted, std::int32_t* greedy) {
-  constexpr int U = V == 1 ? 4 : 16 / V, kStep = kThreads * V;
-  __shared__ Online shared[kThreads / 32];
-  const std::int64_t row = blockIdx.x;
-  T* x = logits + row * ld;
-  const int target = targets[row];
-  const auto load_pieces = [&](int first, float(&v)[U][V]) {
+// What a thread takes of a row at a time: kPieces of V logits, kStep apart. 16 of them are on their way at a time.
+template <int V>
+constexpr int kPieces = V == 1 ? 4 : 16 / V;
+template <int V>
+constexpr int kStep = kThreads * V;
+
+// From logit `first` on; behind the vocabulary nothing.
+template <int V, class T>
+__device__ __forceinline__ void load_pieces(const T* x, int vocab, int first, float (&v)[kPieces<V>][V]) {
 #pragma unroll
-    for (int u = 0; u < U; ++u) {
-      const int j = first + u * kStep;
+  for (int u = 0; u < kPieces<V>; ++u) {
+    const int j = first + u * kStep<V>;
 #pragma unroll
-      for (int k = 0; k < V; ++k) v[u][k] = -INFINITY;
-      if (j < vocab) load_logits<V>(x + j, v[u]);
-    }
-  };
+    for (int k = 0; k < V; ++k) v[u][k] = -INFINITY;
+    if (j < vocab) load_logits<V>(x + j, v[u]);
+  }
+}
+
+// A thread's part of a row; its maximum's place where it is asked for.
+template <int V, class T>
+__device__ __forceinline__ Online part_of_row(const T* x, int vocab, bool place) {
   Online o;
-  for (int first = threadIdx.x * V; first < vocab; first += U * kStep) {
-    float v[U][V];
-    load_pieces(first, v);
-    if (greedy) {
+  for (int first = threadIdx.x * V; first < vocab; first += kPieces<V> * kStep<V>) {
+    float v[kPieces<V>][V];
+    load_pieces<V>(x, vocab, first, v);
+    if (place) {
       float best = o.top;
 #pragma unroll
-      for (int u = 0; u < U; ++u)
+      for (int u = 0; u < kPieces<V>; ++u)
 #pragma unroll
         for (int k = 0; k < V; ++k)
           if (v[u][k] > best) {
             best = v[u][k];
-            o.place = first + u * kStep + k;
+            o.place = first + u * kStep<V> + k;
           }
     }
     take(o, v);
   }
+  return o;
+}
+
+// All threads' parts together.
+__device__ __forceinline__ Online whole_row(Online o, Online (&shared)[kThreads / 32]) {
 #pragma unroll
   for (int s = 16; s > 0; s >>= 1) {
     const Online other{__shfl_xor_sync(0xffffffffu, o.top, s), __shfl_xor_sync(0xffffffffu, o.sum, s),
@@ -100,6 +107,37 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   o = shared[0];
   for (int k = 1; k < kThreads / 32; ++k) o = join(o, shared[k]);
+  return o;
+}
+
+// The gradient in the place of a row's logits: factor · (softmax − 1 at the target).
+template <int V, class T>
+__device__ __forceinline__ void put_gradient(T* x, int vocab, const Online& o, int target, float factor) {
+  const float inverse = factor / o.sum;
+  for (int first = threadIdx.x * V; first < vocab; first += kPieces<V> * kStep<V>) {
+    float v[kPieces<V>][V];
+    load_pieces<V>(x, vocab, first, v);
+#pragma unroll
+    for (int u = 0; u < kPieces<V>; ++u) {
+      const int j = first + u * kStep<V>;
+      if (j >= vocab) break;
+#pragma unroll
+      for (int k = 0; k < V; ++k) v[u][k] = __expf(v[u][k] - o.top) * inverse - (j + k == target ? factor : 0.f);
+      store_gradient<V>(x + j, v[u]);
+    }
+  }
+}
+
+// One row of logits per block; with `backward` its gradient takes its place.
+template <class T, int V>
+__global__ void __launch_bounds__(kThreads)
+    softmax_kernel(T* logits, std::int64_t ld, bool backward, int vocab, const std::int32_t* targets, const float* weights, float scale,
+                   const float* scale_by, float* losses, float* weighted, std::int32_t* greedy) {
+  __shared__ Online shared[kThreads / 32];
+  const std::int64_t row = blockIdx.x;
+  T* x = logits + row * ld;
+  const int target = targets[row];
+  const Online o = whole_row(part_of_row<V>(x, vocab, greedy != nullptr), shared);
   const float weight = target < 0 ? 0.f : weights ? weights[row] : 1.f;
   if (threadIdx.x == 0) {
     float loss = 0;
@@ -111,19 +149,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   if (!backward) return;
   __syncthreads();  // x[target] above is read before it is overwritten
-  const float factor = weight * (scale_by ? scale * *scale_by : scale), inverse = factor / o.sum;
-  for (int first = threadIdx.x * V; first < vocab; first += U * kStep) {
-    float v[U][V];
-    load_pieces(first, v);
-#pragma unroll
-    for (int u = 0; u < U; ++u) {
-      const int j = first + u * kStep;
-      if (j >= vocab) break;
-#pragma unroll
-      for (int k = 0; k < V; ++k) v[u][k] = __expf(v[u][k] - o.top) * inverse - (j + k == target ? factor : 0.f);
-      store_gradient<V>(x + j, v[u]);
-    }
-  }
+  put_gradient<V>(x, vocab, o, target, weight * (scale_by ? scale * *scale_by : scale));
   if (threadIdx.x < ld - vocab) store1(x + vocab + threadIdx.x, 0.f);  // products may read what fills a row up
 }
 
