@@ -8,6 +8,7 @@
 
 #include "core/threads.h"
 #include "ops/gemm/int8.h"
+#include "ops/gemm/row_tiles.h"
 
 #if defined(__aarch64__)
 #include <sys/auxv.h>
@@ -20,15 +21,18 @@ namespace {
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kLeast = 1e-30f;  // a row whose largest magnitude is no more is taken as zeros: what it has to be multiplied by overflows
 
-// The largest magnitude; NaN where a value is not finite.
+// The largest magnitude; NaN where a value is not finite. Compared as integers: without their sign, floats have the same order.
 float magnitude(const float* x, std::int64_t n) {
-  float top = 0, nothing = 0;
-#pragma omp simd reduction(max : top) reduction(+ : nothing)
-  for (std::int64_t i = 0; i < n; ++i) {
-    top = std::max(top, std::fabs(x[i]));
-    nothing += x[i] * 0.0f;
-  }
-  return top + nothing;
+  std::int32_t top = 0;
+  for (std::int64_t i = 0; i < n; ++i) top = std::max(top, std::bit_cast<std::int32_t>(x[i]) & 0x7fffffff);
+  const auto f = std::bit_cast<float>(top);
+  return std::isfinite(f) ? f : kNan;
+}
+float magnitude(const bf16* x, std::int64_t n) {
+  std::int16_t top = 0;
+  for (std::int64_t i = 0; i < n; ++i) top = std::max(top, static_cast<std::int16_t>(x[i].bits & 0x7fff));
+  const float f = to_float(bf16{static_cast<std::uint16_t>(top)});
+  return std::isfinite(f) ? f : kNan;
 }
 
 void quantize_row(const float* w, std::int64_t n, std::int8_t* out) {
@@ -57,37 +61,46 @@ constexpr float kLargest = std::is_same_v<In, bf16> ? (1 << 15) - 1 : (1 << 20) 
 
 template <class In>
 float scale_of(const In* x, std::int64_t depth, float& inverse) {
-  float wide[256];
-  float top = 0;
-  inverse = 0;
-  for (std::int64_t at = 0; at < depth; at += 256) {
-    const std::int64_t n = std::min<std::int64_t>(256, depth - at);
-    for (std::int64_t i = 0; i < n; ++i) wide[i] = to_float(x[at + i]);
-    const float here = magnitude(wide, n);
-    top = here > top || here != here ? here : top;
-    if (top != top) return kNan;
-  }
-  if (top > kLeast) inverse = kLargest<In> / top;
+  const float top = magnitude(x, depth);
+  inverse = top > kLeast ? kLargest<In> / top : 0;
   return top / kLargest<In>;
 }
 
-// Loops that compilers turn into vectors: a float this large has its integer in its low bits, rounded.
+// A float this large has its integer in its low bits, rounded. No value comes out larger than kLargest before it is rounded, but by a
+// rounding of its own; the bound is there so that no compiler makes one rounding of product and sum, which others would not.
+template <class In>
+ALWAYS_INLINE std::uint32_t integer_of(In x, float inverse) {
+  constexpr float kRounds = 3 << 22;
+  return std::bit_cast<std::uint32_t>(std::min(to_float(x) * inverse, kLargest<In>) + kRounds) - std::bit_cast<std::uint32_t>(kRounds);
+}
+
+// Loops that compilers turn into vectors.
+template <class In>
+ALWAYS_INLINE void put_some_bytes(const In* x, int n, float inverse, std::uint16_t flip, std::uint8_t* low, std::uint8_t* high) {
+  std::uint16_t whole[16];
+  for (int i = 0; i < n; ++i) whole[i] = static_cast<std::uint16_t>(integer_of(x[i], inverse)) ^ flip;
+  for (int i = 0; i < n; ++i) low[i] = static_cast<std::uint8_t>(whole[i]);
+  for (int i = 0; i < n; ++i) high[i] = static_cast<std::uint8_t>(whole[i] >> 8);
+}
+template <class In>
+void put_bytes(const In* x, std::int64_t n, float inverse, std::uint8_t flip, std::uint8_t* low, std::uint8_t* high) {
+  const auto both = static_cast<std::uint16_t>(0x8000 ^ (flip * 0x101));  // the offset and the flip of either byte
+  std::int64_t at = 0;
+  for (; at + 16 <= n; at += 16) put_some_bytes(x + at, 16, inverse, both, low + at, high + at);
+  put_some_bytes(x + at, static_cast<int>(n - at), inverse, both, low + at, high + at);
+}
+
 template <class In>
 void put_digits(const In* x, std::int64_t n, float inverse, const Digits& digits, std::uint8_t* out, std::int64_t apart) {
-  constexpr float kRounds = 3 << 22;
+  if (digits.bits == 8) return put_bytes(x, n, inverse, digits.flip, out, out + apart);
   constexpr std::int64_t kSome = 256;
   std::uint32_t whole[kSome];
-  const std::uint32_t mask = (1u << digits.bits) - 1,
-                      unsigned_offset = digits.flip == 0 ? static_cast<std::uint32_t>(digits.offset) : 1 << 15;
+  const std::uint32_t mask = (1u << digits.bits) - 1;
   for (std::int64_t at = 0; at < n; at += kSome) {
     const std::int64_t some = std::min(kSome, n - at);
-    for (std::int64_t i = 0; i < some; ++i) {
-      const float scaled = std::min(std::max(to_float(x[at + i]) * inverse, -kLargest<In>), kLargest<In>);
-      whole[i] = std::bit_cast<std::uint32_t>(scaled + kRounds) - std::bit_cast<std::uint32_t>(kRounds) + unsigned_offset;
-    }
+    for (std::int64_t i = 0; i < some; ++i) whole[i] = integer_of(x[at + i], inverse) + static_cast<std::uint32_t>(digits.offset);
     for (int d = 0; d < digits.count; ++d)
-      for (std::int64_t i = 0; i < some; ++i)
-        out[d * apart + at + i] = static_cast<std::uint8_t>((whole[i] >> (d * digits.bits) & mask) ^ digits.flip);
+      for (std::int64_t i = 0; i < some; ++i) out[d * apart + at + i] = static_cast<std::uint8_t>(whole[i] >> (d * digits.bits) & mask);
   }
 }
 
@@ -112,8 +125,11 @@ struct Bytes {
   typedef std::int16_t Halves __attribute__((vector_size(N)));
 };
 
+// kOuts rows of w are worked on together. kFar: they lie far apart, and each is read on and on; otherwise next to each other, and the ones
+// behind them are asked for.
 struct Plain {
   static constexpr int kBytes = 16, kOuts = 2;
+  static constexpr bool kFar = false;
   ALWAYS_INLINE static void dot(Bytes<16>::Sums& sum, const Bytes<16>::Digits& x, const Bytes<16>::Weights& w) {
     for (int i = 0; i < 16; ++i) sum[i / 4] += x[i] * w[i];
   }
@@ -122,6 +138,7 @@ struct Plain {
 #if defined(__aarch64__)
 struct Dot {
   static constexpr int kBytes = 16, kOuts = 4;
+  static constexpr bool kFar = true;
   ALWAYS_INLINE static void dot(Bytes<16>::Sums& sum, const Bytes<16>::Digits& x, const Bytes<16>::Weights& w) {
     __asm__("sdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(x), "w"(w));  // digits have signs, or are below 128
   }
@@ -130,6 +147,7 @@ struct Dot {
 // Two products of 7 bits fit the 16 bits that the first instruction sums in.
 struct Avx2 {
   static constexpr int kBytes = 32, kOuts = 2;
+  static constexpr bool kFar = false;
   ALWAYS_INLINE static void dot(Bytes<32>::Sums& sum, const Bytes<32>::Digits& x, const Bytes<32>::Weights& w) {
     Bytes<32>::Halves pairs, ones = {};
     ones += 1;
@@ -141,6 +159,7 @@ struct Avx2 {
 };
 struct Vnni {
   static constexpr int kBytes = 64, kOuts = 4;
+  static constexpr bool kFar = false;
   ALWAYS_INLINE static void dot(Bytes<64>::Sums& sum, const Bytes<64>::Digits& x, const Bytes<64>::Weights& w) {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
   }
@@ -163,22 +182,24 @@ ALWAYS_INLINE float value_of(const typename Bytes<N>::Sums (&sums)[D], const Dig
   return int8_value(whole, scale, end.scale);
 }
 
-// R rows of x times C rows of w, from (row, out) on. All loops over sums are unrolled: otherwise GCC keeps them in memory.
+// R rows of x from `row` on times C rows of w, `out` and those `apart` from it. All loops over sums are unrolled: otherwise GCC keeps them
+// in memory.
 template <class Cpu, int D, int R, int C>
-ALWAYS_INLINE void tile(const Int8Task& t, std::int64_t row, std::int64_t out) {
+ALWAYS_INLINE void tile(const Int8Task& t, std::int64_t row, std::int64_t out, std::int64_t apart) {
   constexpr int N = Cpu::kBytes,
                 kTwice = R * C <= 2 && 2 * N <= kInt8Vector ? 2 : 1;  // two sums for each, where too few would wait for each other
-  const std::int64_t width = digits_width(t.depth), ldx = digits_distance(t.depth), ldw = int8_distance(t.depth);
+  const std::int64_t width = digits_width(t.depth), ldx = digits_distance(t.depth), distance = int8_distance(t.depth),
+                     ldw = apart * distance;
   const std::uint8_t* const x = t.x + row * ldx;
-  const std::int8_t* const w = t.w + out * ldw;
+  const std::int8_t* const w = t.w + out * distance;
   typename Bytes<N>::Sums acc[kTwice][R][C][D] = {};
   for (std::int64_t at = 0; at < width; at += kTwice * N)
 #pragma GCC unroll 2
     for (int u = 0; u < kTwice; ++u) {
       const std::int64_t p = at + u * N;
-      // The rows behind these, in one stretch: no processor foresees several rows at a time.
+      // The rows behind these, in one stretch: no processor foresees several rows at a time that are near each other.
 #pragma GCC unroll 4
-      for (int line = 0; line < C * N; line += 64) __builtin_prefetch(w + C * (ldw + p) + line);
+      for (int line = 0; line < (Cpu::kFar ? 0 : C * N); line += 64) __builtin_prefetch(w + C * (ldw + p) + line);
       typename Bytes<N>::Weights weights[C];
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) memcpy(&weights[c], w + c * ldw + p, N);
@@ -199,23 +220,30 @@ ALWAYS_INLINE void tile(const Int8Task& t, std::int64_t row, std::int64_t out) {
 #pragma GCC unroll 4
       for (int d = 0; d < D; ++d)
         if constexpr (kTwice == 2) acc[0][r][c][d] += acc[1][r][c][d];
-      t.sums[(row + r) * t.outs + out + c] = value_of<N>(acc[0][r][c], t.digits, t.scales[row + r], int8_row_end(w + c * ldw, t.depth));
+      t.sums[(row + r) * t.outs + out + c * apart] =
+          value_of<N>(acc[0][r][c], t.digits, t.scales[row + r], int8_row_end(w + c * ldw, t.depth));
     }
 }
 
 // C rows of w stay in the cache for all rows of x.
 template <class Cpu, int D, int C>
-ALWAYS_INLINE void rows_times(const Int8Task& t, std::int64_t out) {
+ALWAYS_INLINE void rows_times(const Int8Task& t, std::int64_t out, std::int64_t apart) {
   std::int64_t row = 0;
-  for (; row + 2 <= t.rows; row += 2) tile<Cpu, D, 2, C>(t, row, out);
-  if (row < t.rows) tile<Cpu, D, 1, C>(t, row, out);
+  for (; row + 2 <= t.rows; row += 2) tile<Cpu, D, 2, C>(t, row, out, apart);
+  if (row < t.rows) tile<Cpu, D, 1, C>(t, row, out, apart);
 }
 
 template <class Cpu, int D>
 ALWAYS_INLINE void task_of(const Int8Task& t) {
+  constexpr int C = Cpu::kOuts;
   std::int64_t out = 0;
-  for (; out + Cpu::kOuts <= t.outs; out += Cpu::kOuts) rows_times<Cpu, D, Cpu::kOuts>(t, out);
-  for (; out < t.outs; ++out) rows_times<Cpu, D, 1>(t, out);
+  if constexpr (Cpu::kFar) {
+    const std::int64_t apart = rows_apart(t.outs, C);
+    for (; out < apart; ++out) rows_times<Cpu, D, C>(t, out, apart);
+    out = apart * C;
+  }
+  for (; out + C <= t.outs; out += C) rows_times<Cpu, D, C>(t, out, 1);
+  for (; out < t.outs; ++out) rows_times<Cpu, D, 1>(t, out, 1);
 }
 
 template <class Cpu>

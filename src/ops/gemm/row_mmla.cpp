@@ -115,12 +115,18 @@ ALWAYS_INLINE void step(const std::uint8_t* x, const Outs<typename K::Element>& 
     }
 }
 
-// out [P,2]: the sums of each pair with two pairs of rows of w.
-template <class K, int P>
+// out [P,2]: the sums of each pair with two pairs of rows of w. Ahead: asks for w half a kilobyte before it is needed.
+template <class K, int P, bool Ahead = false>
 ALWAYS_INLINE void tile_of_pairs(std::int64_t depth, const std::uint8_t* x, const Outs<typename K::Element>& w,
                                  typename K::Sums (&out)[P][2]) {
   PairSums<K, P> acc = {};
   std::int64_t p = 0;
+  for (; Ahead && p + 2 * K::kStep <= depth; p += 2 * K::kStep, x += 64 * P) {
+#pragma GCC unroll 4
+    for (int c = 0; c < kMmlaOuts; ++c) __builtin_prefetch(w.row[c] + p + 512 / sizeof(typename K::Element));
+    step<K, P>(x, w, p, acc);
+    step<K, P>(x + 32 * P, w, p + K::kStep, acc);
+  }
   for (; p + K::kStep <= depth; p += K::kStep, x += 32 * P) step<K, P>(x, w, p, acc);
   if (p < depth) {
     Ends<K> ends;
@@ -145,8 +151,12 @@ template <int P>
 FOR_INT8 void pairs(std::int64_t depth, const std::uint8_t* x, const Outs<std::int8_t>& w, Int8::Sums (&out)[P][2]) {
   tile_of_pairs<Int8, P>(depth, x, w, out);
 }
+FOR_INT8 void long_pair(std::int64_t depth, const std::uint8_t* x, const Outs<std::int8_t>& w, Int8::Sums (&out)[1][2]) {
+  tile_of_pairs<Int8, 1, true>(depth, x, w, out);
+}
 
-// Which they are. The last tile has those that are left over; where these are fewer than kMmlaOuts, the last one again.
+// Which they are. The last tiles have those that are left over, next to each other; where these are fewer than kMmlaOuts, the last one
+// again.
 template <class W>
 struct TileOuts {
   std::int64_t out[kMmlaOuts];
@@ -154,12 +164,13 @@ struct TileOuts {
   int there = kMmlaOuts;
 
   TileOuts(const MmlaTask<W>& t, std::int64_t tile) {
-    const std::int64_t apart = t.outs / kMmlaOuts, last = t.outs - 1;
-    const bool whole = tile < apart;
-    if (!whole) there = static_cast<int>(t.outs % kMmlaOuts);
+    const std::int64_t apart = rows_apart(t.outs, kMmlaOuts), last = t.outs - 1;
+    const bool far = tile < apart;
+    const std::int64_t first = far ? tile : kMmlaOuts * tile, next = far ? apart : 1;
+    if (!far) there = static_cast<int>(std::min(kMmlaOuts, t.outs - first));
 #pragma GCC unroll 4
     for (int c = 0; c < kMmlaOuts; ++c) {
-      out[c] = whole ? tile + c * apart : std::min(kMmlaOuts * apart + c, last);
+      out[c] = std::min(first + c * next, last);
       w.row[c] = t.w + out[c] * t.ldw;
     }
   }
@@ -167,7 +178,7 @@ struct TileOuts {
 
 template <class W>
 std::int64_t tiles_of(const MmlaTask<W>& t) {
-  return t.outs / kMmlaOuts + (t.outs % kMmlaOuts != 0);
+  return (t.outs + kMmlaOuts - 1) / kMmlaOuts;
 }
 
 template <class W>
@@ -213,7 +224,14 @@ template <int P>
 void put_pairs(const MmlaTask<std::int8_t>& t, std::int64_t row, std::int64_t tile, const Part& part) {
   const TileOuts<std::int8_t> outs(t, tile);
   Int8::Sums sums[P][2];
-  pairs(part.end, group_of(t, row), outs.w, sums);
+  // A row of x that is long does not stay near beside those of w, and waiting for it memory would rest.
+  constexpr std::int64_t kLong = 4096;
+  bool ahead = false;
+  if constexpr (P == 1) {
+    ahead = t.depth > kLong;
+    if (ahead) long_pair(part.end, group_of(t, row), outs.w, sums);
+  }
+  if (!ahead) pairs(part.end, group_of(t, row), outs.w, sums);
 #pragma GCC unroll 4
   for (int c = 0; c < kMmlaOuts; ++c) {
     if (c >= outs.there) break;

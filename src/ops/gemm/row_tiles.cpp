@@ -160,9 +160,12 @@ ALWAYS_INLINE void few_outs(const RowTask<W>& t, std::int64_t out, std::int64_t 
 
 template <int L, int R, class W>
 ALWAYS_INLINE void task_of_few(const RowTask<W>& t) {
-  const std::int64_t share = t.outs / kFewOuts<L, R>;
-  for (std::int64_t out = 0; out < share; ++out) few_outs<L, R, kFewOuts<L, R>>(t, out, share);
-  for (std::int64_t out = share * kFewOuts<L, R>; out < t.outs; ++out) few_outs<L, R, 1>(t, out, 1);
+  constexpr int C = kFewOuts<L, R>;
+  const std::int64_t apart = rows_apart(t.outs, C);
+  std::int64_t out = 0;
+  for (; out < apart; ++out) few_outs<L, R, C>(t, out, apart);
+  for (out = apart * C; out + C <= t.outs; out += C) few_outs<L, R, C>(t, out, 1);
+  for (; out < t.outs; ++out) few_outs<L, R, 1>(t, out, 1);
 }
 
 template <int L, class W>

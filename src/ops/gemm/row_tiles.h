@@ -20,6 +20,13 @@ constexpr int kRowGroups = L == 4 ? 1 : 4;
 
 int row_lanes();  // of this processor's vectors
 
+// Whether products of few rows read several rows of w together, far apart, each on and on (rows_apart).
+#if defined(__aarch64__)
+constexpr bool kReadsFar = true;
+#else
+constexpr bool kReadsFar = false;
+#endif
+
 // The blocks of the depth: whole ones, a shorter one of whole steps, and what is left. (No lambda over them: it would be compiled for the
 // plainest processor, whatever the function around it is compiled for.)
 template <int L>
@@ -36,6 +43,13 @@ struct DepthBlock {
 
 // From one packed row of x to the next. A depth is often a power of two, and rows would fall onto the same few lines of the cache.
 constexpr std::int64_t row_distance(std::int64_t depth) { return (depth + kPad - 1) / kPad * kPad + 16; }
+
+// How far apart `count` rows of w lie that are read together, of `outs` in all, so that each is the beginning of a long stretch; 0: there
+// are too few. An odd number: with an even one they would often fall onto the same few lines of the cache.
+constexpr std::int64_t rows_apart(std::int64_t outs, std::int64_t count) {
+  const std::int64_t apart = outs / count;
+  return apart % 2 == 0 && apart > 0 ? apart - 1 : apart;
+}
 
 // A row of x as `run` wants it: in fp32, padded; `many`: for a task of kManyRows or more.
 void pack_row(const float* x, std::int64_t depth, bool many, float* out);

@@ -65,10 +65,17 @@ void each_row(Context& ctx, const Tensor& x, F&& f) {
   });
 }
 
+// Rows of w in a task where there are few of x: as many as leave every thread some, for long stretches are read quicker.
+std::int64_t long_stretch(Context& ctx, const Tensor& w, std::int64_t least, std::int64_t most) {
+  return std::clamp<std::int64_t>(w.rows() / (2 * ctx.threads().workers()), least, most) / least * least;
+}
+
 // Calls f(part, scratch) for the parts of a product; they have `least_outs` rows of w or a multiple.
 template <class F>
 void for_parts(Context& ctx, const Tensor& x, const Tensor& w, const Memory& memory, std::int64_t least_outs, F&& f) {
-  const std::int64_t fit = kTaskElements / x.cols() / least_outs * least_outs, outs = std::clamp(fit, least_outs, kTaskOuts);
+  const std::int64_t fit = kTaskElements / x.cols() / least_outs * least_outs;
+  const bool stretch = kReadsFar && x.rows() < kManyRows;
+  const std::int64_t outs = stretch ? long_stretch(ctx, w, least_outs, kSums / kManyRows) : std::clamp(fit, least_outs, kTaskOuts);
   const std::int64_t down = (x.rows() + kTaskRows - 1) / kTaskRows, across = (w.rows() + outs - 1) / outs;
   parallel_tasks(ctx.threads(), across * down, [&](std::int64_t t, int worker) {
     const std::int64_t row = t % down * kTaskRows, out = t / down * outs;
@@ -166,11 +173,10 @@ void by_mmla(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bo
     const std::int64_t row = t * kMmlaRows;
     pack_mmla<W>(x.as<bf16>() + row * x.ld, x.ld, std::min(kMmlaRows, x.rows() - row), depth, alone, packed + t * distance, scales + row);
   });
-  // Few rows of x: parts of w as large as leave every thread some, for they are read quicker. Many: parts that stay in the cache.
+  // Many rows of x: parts of w that stay in the cache.
   static_assert(kMmlaAtOnce * kTaskOuts / 2 <= kSums);
   const std::int64_t most = x.rows() <= kMmlaRows ? kSums / kMmlaRows : kTaskOuts / 2;
-  const std::int64_t share = w.rows() / (4 * ctx.threads().workers()),
-                     outs = std::clamp<std::int64_t>(share, 16, most) / kMmlaOuts * kMmlaOuts;
+  const std::int64_t outs = long_stretch(ctx, w, 16, most);
   const std::int64_t across = (w.rows() + outs - 1) / outs, parts = std::max<std::int64_t>(1, ctx.threads().workers() / across);
   const std::int64_t rows = round_up((x.rows() + parts - 1) / parts, kMmlaRows), down = (x.rows() + rows - 1) / rows;
   parallel_tasks(ctx.threads(), across * down, [&](std::int64_t t, int worker) {
