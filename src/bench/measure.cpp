@@ -158,7 +158,7 @@ Operands::Operands(Context& context, const Product& p, DType type, bool backward
   zero(ctx, dw);
 }
 
-void Operands::forward() const { gemm(ctx, x, w, y, {.trans_b = true}); }
+void Operands::forward(bool by_row) const { gemm(ctx, x, w, y, {.trans_b = true, .by_row = by_row}); }
 void Operands::backward_x() const { gemm(ctx, y, w, x); }
 void Operands::backward_w() const { gemm(ctx, y, x, dw, {.trans_a = true, .accumulate = true}); }
 

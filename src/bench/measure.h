@@ -30,9 +30,9 @@ struct Operands {
   Context& ctx;
   OwnedTensor x, w, y, dw;
   Operands(Context& context, const Product& p, DType type, bool backward);
-  void forward() const;     // y = x wᵀ
-  void backward_x() const;  // x = y w
-  void backward_w() const;  // dw += yᵀ x
+  void forward(bool by_row = false) const;  // y = x wᵀ
+  void backward_x() const;                  // x = y w
+  void backward_w() const;                  // dw += yᵀ x
 };
 
 // A large square product: the fastest this machine multiplies.

@@ -38,11 +38,12 @@ class Products {
       operands_.push_back(std::make_unique<Operands>(s.ctx, p, s.dtype, backward));
     }
   }
-  void run() const {
+  // by_row: a row's bits do not depend on the others.
+  void run(bool by_row = false) const {
     for (std::int64_t l = 0; l < list_[0].count; ++l)
-      for (std::size_t i = 0; i + 1 < list_.size(); ++i) operands_[i]->forward();
+      for (std::size_t i = 0; i + 1 < list_.size(); ++i) operands_[i]->forward(by_row);
     for (std::int64_t i = 0; i < pieces_.back(); ++i) {
-      operands_.back()->forward();
+      operands_.back()->forward(by_row);
       if (backward_) back(*operands_.back());
     }
     if (!backward_) return;
