@@ -4,7 +4,7 @@
 usage: decode_peers.py PROGRAM [--preset small|llama-374m|llama-1b|llama-3b] [--batches 1 8] [--context N] [--device cpu|cuda] [--dtype bf16|fp32]
                        [--rounds N] [--steps N] [--threads N] [--no-compile] [--methods rmsnorm bhyt ...]
 The peer is what one writes for speed in PyTorch: a plain module over weights that are laid out for it (q, k, v in one product, gate and up in
-one), a cache of fixed length, scaled_dot_product_attention, greedy choice on the device, the whole step under torch.compile with CUDA graphs
+one), a cache of fixed length, scaled_dot_product_attention, the likeliest token taken on the device, the whole step under torch.compile with CUDA graphs
 (mode reduce-overhead, on a CPU the default mode). Ours is `bhyt bench decode`, whose tokens are given. By turns; prints a JSON line for each
 measurement and a table of ratios at the end.
 """
@@ -51,9 +51,14 @@ def peer(a, s, dtype):
     embedding, last = weight(s["vocab"], d), torch.ones(d, device=device, dtype=dtype)
     layers = [dict(n1=torch.ones(d, device=device, dtype=dtype), n2=torch.ones(d, device=device, dtype=dtype), qkv=weight((heads + 2 * kv) * hd, d),
                    o=weight(d, heads * hd), gate_up=weight(2 * s["mlp"], d), down=weight(d, s["mlp"])) for _ in range(s["layers"])]
-    longest = a.context + a.steps + 64
+    longest = (a.context + a.steps + 8 + 15) // 16 * 16
     angle = torch.arange(longest, device=device).float()[:, None] * (1e4 ** (-torch.arange(0, hd, 2, device=device).float() / hd))[None]
     cos, sin = (torch.cat([f(angle)] * 2, -1).to(dtype) for f in (torch.cos, torch.sin))
+
+    # CUDA graphs copy what they are given, unless it stays where it is, and write to nothing else.
+    stays = torch._dynamo.mark_static_address
+    for t in [embedding, last, cos, sin] + [t for w in layers for t in w.values()]:
+        stays(t)
 
     def norm(x, w):
         return F.rms_norm(x, (d,), w, 1e-5)
@@ -71,26 +76,26 @@ def peer(a, s, dtype):
             q, k = rotate(q, at), rotate(k, at)
             keys[:, :, at] = k[:, :, None]
             values[:, :, at] = v[:, :, None]
-            y = F.scaled_dot_product_attention(q[:, :, None], keys, values, attn_mask=seen, enable_gqa=heads != kv)
+            # The query heads of a group as queries of one head, for they see the same keys: kernels that take masks know no groups.
+            y = F.scaled_dot_product_attention(q.view(batch, kv, heads // kv, hd), keys, values, attn_mask=seen)
             x = x + y.reshape(batch, heads * hd) @ w["o"].t()
             gate, up = (norm(x, w["n2"]) @ w["gate_up"].t()).chunk(2, -1)
             x = x + (F.silu(gate) * up) @ w["down"].t()
         return (norm(x, last) @ embedding.t()).argmax(-1)
 
     if a.compile:
-        step = torch.compile(step, fullgraph=True, **({"mode": "reduce-overhead"} if a.device == "cuda" else {}))
+        step = torch.compile(step, fullgraph=True, dynamic=False, **({"mode": "reduce-overhead"} if a.device == "cuda" else {}))
     wait = torch.cuda.synchronize if a.device == "cuda" else lambda: None
 
     def decode(batch):
         caches = [tuple(torch.randn(batch, kv, longest, hd, device=device).to(dtype) for _ in range(2)) for _ in range(s["layers"])]
-        for cache in caches:
-            for t in cache:
-                torch._dynamo.mark_static_address(t)  # CUDA graphs may write to what stays where it is
+        for t in [t for cache in caches for t in cache]:
+            stays(t)
         tokens = torch.zeros(batch, dtype=torch.long, device=device)
         at = torch.tensor([a.context], device=device)
-        with torch.inference_mode():
-            for _ in range(8):
-                tokens = step(tokens, at, caches).clone()
+        with torch.no_grad():
+            for i in range(8):
+                tokens = step(tokens, at + i, caches).clone()
             best = []
             for _ in range(3):
                 wait()
@@ -111,7 +116,7 @@ def main():
     p.add_argument("--preset", default="llama-1b", choices=sorted(SHAPES))
     p.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     p.add_argument("--context", type=int, default=512)
-    p.add_argument("--device", default="cuda")
+    p.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     p.add_argument("--dtype", default="bf16", choices=["bf16", "fp32"])
     p.add_argument("--methods", nargs="+", default=["rmsnorm"])
     p.add_argument("--rounds", type=int, default=2)

@@ -58,9 +58,9 @@ void* load() {
     wrong = fmt::format(": {}", ::dlerror());
   }
   throw Error(
-      fmt::format("MPI launched this process, but {} could not be loaded from beside the program{}; build with -DBHYT_MPI=ON, "
+      fmt::format("MPI launched this process, but {} could not be loaded from beside the program{}; {}, "
                   "with the MPI that launches it (Debian: libopenmpi-dev, openmpi-bin)",
-                  kLibrary, wrong));
+                  kLibrary, wrong, wrong.empty() ? "build with -DBHYT_MPI=ON" : "build it on this system"));
 }
 
 struct State {

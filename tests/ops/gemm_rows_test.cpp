@@ -221,8 +221,8 @@ TEST(GemmByRow, Int8RowsHaveTheirBits) {
 
 // However the integers are laid out.
 TEST(GemmByRow, Int8HasTheSameBitsOnAnyProcessor) {
-  for (const std::int64_t depth : {1, 40, 56, 64, 203, 1500, 5003})
-    for (const std::int64_t rows : {1, 5, 8, 19}) {
+  for (const std::int64_t depth : {1, 40, 56, 64, 203, 1500, 5003, 5020})
+    for (const std::int64_t rows : {1, 5, 8, 9, 19}) {
       const OwnedTensor x = drawn(DType::bf16, rows, depth, 1), w = drawn(DType::bf16, 27, depth, 2);
       const Int8 q(w, {});
       const std::vector<char> bits = product(x, q.t, DType::f32, 0, rows, 2);

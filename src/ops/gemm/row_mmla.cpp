@@ -155,8 +155,7 @@ FOR_INT8 void long_pair(std::int64_t depth, const std::uint8_t* x, const Outs<st
   tile_of_pairs<Int8, 1, true>(depth, x, w, out);
 }
 
-// Which they are. The last tiles have those that are left over, next to each other; where these are fewer than kMmlaOuts, the last one
-// again.
+// Which they are. The last tile has those that are left over; where these are fewer than kMmlaOuts, the last one again.
 template <class W>
 struct TileOuts {
   std::int64_t out[kMmlaOuts];
@@ -164,13 +163,12 @@ struct TileOuts {
   int there = kMmlaOuts;
 
   TileOuts(const MmlaTask<W>& t, std::int64_t tile) {
-    const std::int64_t apart = rows_apart(t.outs, kMmlaOuts), last = t.outs - 1;
-    const bool far = tile < apart;
-    const std::int64_t first = far ? tile : kMmlaOuts * tile, next = far ? apart : 1;
-    if (!far) there = static_cast<int>(std::min(kMmlaOuts, t.outs - first));
+    const std::int64_t apart = t.outs / kMmlaOuts, last = t.outs - 1;
+    const bool whole = tile < apart;
+    if (!whole) there = static_cast<int>(t.outs % kMmlaOuts);
 #pragma GCC unroll 4
     for (int c = 0; c < kMmlaOuts; ++c) {
-      out[c] = std::min(first + c * next, last);
+      out[c] = whole ? tile + c * apart : std::min(kMmlaOuts * apart + c, last);
       w.row[c] = t.w + out[c] * t.ldw;
     }
   }
@@ -178,7 +176,7 @@ struct TileOuts {
 
 template <class W>
 std::int64_t tiles_of(const MmlaTask<W>& t) {
-  return (t.outs + kMmlaOuts - 1) / kMmlaOuts;
+  return t.outs / kMmlaOuts + (t.outs % kMmlaOuts != 0);
 }
 
 template <class W>

@@ -17,7 +17,7 @@ namespace {
 constexpr std::int64_t kAtOnce = 512;              // rows of x that are packed at a time
 constexpr std::int64_t kMmlaAtOnce = 128;          // these stay in the cache
 constexpr std::int64_t kTaskRows = 64;             // of x in a task
-constexpr std::int64_t kTaskOuts = 128;            // of w in a task, at most
+constexpr std::int64_t kTaskOuts = 128;            // of w in a task, at most, but for a long_stretch
 constexpr std::int64_t kTaskElements = 128 << 10;  // of w in a task: enough to be read in one go
 constexpr std::int64_t kSums = std::max(kTaskRows * kTaskOuts, kAtOnce* kPanelTaskOuts);
 
@@ -65,17 +65,20 @@ void each_row(Context& ctx, const Tensor& x, F&& f) {
   });
 }
 
-// Rows of w in a task where there are few of x: as many as leave every thread some, for long stretches are read quicker.
+// Rows of w in a task where there are few of x: a multiple of `least`, as many as leave every thread two tasks, or a few more where `most`
+// has to be kept to. Long stretches are read quicker, and all threads have as many.
 std::int64_t long_stretch(Context& ctx, const Tensor& w, std::int64_t least, std::int64_t most) {
-  return std::clamp<std::int64_t>(w.rows() / (2 * ctx.threads().workers()), least, most) / least * least;
+  const std::int64_t threads = ctx.threads().count(), tasks = round_up(std::max(2 * threads, (w.rows() + most - 1) / most), threads);
+  return std::clamp(round_up((w.rows() + tasks - 1) / tasks, least), least, most / least * least);
 }
 
-// Calls f(part, scratch) for the parts of a product; they have `least_outs` rows of w or a multiple.
+// Calls f(part, scratch) for the parts of a product; they have `least_outs` rows of w or a multiple. stretch: a long_stretch, if few rows
+// of x are read so.
 template <class F>
-void for_parts(Context& ctx, const Tensor& x, const Tensor& w, const Memory& memory, std::int64_t least_outs, F&& f) {
+void for_parts(Context& ctx, const Tensor& x, const Tensor& w, const Memory& memory, std::int64_t least_outs, bool stretch, F&& f) {
   const std::int64_t fit = kTaskElements / x.cols() / least_outs * least_outs;
-  const bool stretch = kReadsFar && x.rows() < kManyRows;
-  const std::int64_t outs = stretch ? long_stretch(ctx, w, least_outs, kSums / kManyRows) : std::clamp(fit, least_outs, kTaskOuts);
+  const bool far = stretch && kReadsFar && x.rows() < kManyRows;
+  const std::int64_t outs = far ? long_stretch(ctx, w, least_outs, kSums / kManyRows) : std::clamp(fit, least_outs, kTaskOuts);
   const std::int64_t down = (x.rows() + kTaskRows - 1) / kTaskRows, across = (w.rows() + outs - 1) / outs;
   parallel_tasks(ctx.threads(), across * down, [&](std::int64_t t, int worker) {
     const std::int64_t row = t % down * kTaskRows, out = t / down * outs;
@@ -90,7 +93,7 @@ void by_tiles(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, b
   const Memory memory = memory_for(ctx, x.rows(), depth);
   auto* const packed = static_cast<float*>(memory.packed);
   each_row(ctx, x, [&](std::int64_t i) { pack_row(x.as<In>() + i * x.ld, depth, many, packed + i * distance); });
-  for_parts(ctx, x, w, memory, 8, [&](const Part& p, float* scratch) {
+  for_parts(ctx, x, w, memory, 8, true, [&](const Part& p, float* scratch) {
     run(RowTask<In>{.rows = p.rows,
                     .outs = p.outs,
                     .depth = depth,
@@ -145,7 +148,7 @@ void by_units(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, b
     const std::int64_t row = t * kTileRows;
     pack_tiles(x.as<bf16>() + row * x.ld, x.ld, std::min(kTileRows, x.rows() - row), depth, packed + t * size);
   });
-  for_parts(ctx, x, w, memory, 4 * kTileRows, [&](const Part& p, float* scratch) {
+  for_parts(ctx, x, w, memory, 4 * kTileRows, false, [&](const Part& p, float* scratch) {
     const std::int64_t rows = round_up(p.rows, kTileRows), outs = round_up(p.outs, kTileRows);
     const MatrixUnit unit;
     run(UnitTask{.rows = p.rows,
@@ -205,7 +208,7 @@ void by_int8(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bo
   dispatch_float(x.dtype, [&]<class In>(In) {
     each_row(ctx, x, [&](std::int64_t i) { scales[i] = pack_digits(x.as<In>() + i * x.ld, depth, packed + i * distance); });
   });
-  for_parts(ctx, x, w, memory, 8, [&](const Part& p, float* scratch) {
+  for_parts(ctx, x, w, memory, 8, true, [&](const Part& p, float* scratch) {
     run(Int8Task{.digits = int8_digits(x.dtype),
                  .rows = p.rows,
                  .outs = p.outs,
