@@ -2,166 +2,14 @@
 
 #include <algorithm>
 
-#include "ops/few_rows/few_rows.cuh"
+#include "ops/few_rows/few_rows_outs.cuh"
+#include "ops/few_rows/scaled_rows.cuh"
 #include "ops/gemm/bytes.h"
 
 namespace bhyt::cuda {
 
 namespace few {
 namespace {
-
-// Where a lane's four sums belong: rows low + row and high + row of w, rows `at` and at + 1 of x.
-struct Lane {
-  int row = static_cast<int>(threadIdx.x) % 32 / 4, at = static_cast<int>(threadIdx.x) % 4 * 2;
-};
-
-// What becomes of a tile's sums. ask() begins to load what store() needs beside them, before they are known.
-
-// q, k and v: the two halves of a head's rotation are the lower and the upper rows of a tile.
-struct QkvOut {
-  bf16 *q, *pages;
-  std::int64_t ldq, ld_pages;
-  const float* rope;
-  const std::int32_t *positions, *sequences, *table;
-  int table_width, heads, kv_heads, d;
-
-  __device__ TileRows rows(int tile) const {
-    const int per_head = d / kTile;
-    const std::int64_t low = static_cast<std::int64_t>(tile / per_head) * d + tile % per_head * 8;
-    return {low, low + d / 2};
-  }
-  struct Asked {
-    float cosine[2], sine[2];
-    std::int64_t at[2];  // rows of the pages
-  };
-  __device__ Asked ask(int tile, int n) const {
-    const Lane lane;
-    const int per_head = d / kTile, head = tile / per_head, j = tile % per_head * 8 + lane.row;
-    constexpr int kPage = static_cast<int>(kPageTokens);
-    Asked a{};
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int i = lane.at + e;
-      if (i >= n) break;
-      const int position = positions[i];
-      const float* const turns = rope + static_cast<std::int64_t>(position) * d + j;
-      if (head < heads + kv_heads) a.cosine[e] = turns[0], a.sine[e] = turns[d / 2];
-      if (head >= heads)
-        a.at[e] = static_cast<std::int64_t>(table[static_cast<std::int64_t>(sequences[i]) * table_width + position / kPage]) * kPage +
-                  position % kPage;
-    }
-    return a;
-  }
-  __device__ void store(int tile, const float (&c)[4], int n, const Asked& a) const {
-    const Lane lane;
-    const int per_head = d / kTile, head = tile / per_head, j = tile % per_head * 8 + lane.row;
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int i = lane.at + e;
-      if (i >= n) return;
-      float low = c[e], high = c[2 + e];
-      if (head < heads + kv_heads) {
-        const float turned = low * a.cosine[e] - high * a.sine[e];
-        high = high * a.cosine[e] + low * a.sine[e];
-        low = turned;
-      }
-      bf16* to = head < heads ? q + i * ldq + static_cast<std::int64_t>(head) * d
-                              : pages + a.at[e] * ld_pages + static_cast<std::int64_t>(head - heads) * d;
-      to += j;
-      store1(to, low);
-      store1(to + d / 2, high);
-    }
-  }
-};
-
-struct LinearOut {
-  const bf16* residual;
-  bf16 *y, *z;
-  std::int64_t ld_residual, ldy, ldz;
-  Site site;
-
-  __device__ TileRows rows(int tile) const {
-    return {static_cast<std::int64_t>(tile) * kTile, static_cast<std::int64_t>(tile) * kTile + 8};
-  }
-  struct Asked {
-    float residual[4], gamma[2], beta[2], shift;
-    RowScale scale[2];
-  };
-  __device__ Asked ask(int tile, int n) const {
-    const Lane lane;
-    Asked a{};
-    const int column = tile * kTile + lane.row;
-    const NormParams& p = site.p;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      a.gamma[half] = z && p.gamma ? p.gamma[column + 8 * half] : 1.f;
-      a.beta[half] = z && p.beta ? p.beta[column + 8 * half] : 0.f;
-    }
-    if (z) a.shift = value_or(p.shift, 0.f);
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int i = lane.at + e;
-      if (i >= n) break;
-      if (residual)
-        for (int half = 0; half < 2; ++half) a.residual[2 * half + e] = load1(residual + i * ld_residual + column + 8 * half);
-      if (z) a.scale[e] = row_scale(p, kept_stats(p, i));
-    }
-    return a;
-  }
-  __device__ void store(int tile, const float (&c)[4], int n, const Asked& a) const {
-    const Lane lane;
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int i = lane.at + e;
-      if (i >= n) return;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int column = tile * kTile + 8 * half + lane.row;
-        const float v = rounded<bf16>(c[2 * half + e] + a.residual[2 * half + e]);
-        store1(y + i * ldy + column, v);
-        if (!z) continue;
-        const float f = mapped(site.map, fmaf(a.scale[e].a, v - a.scale[e].mean, a.shift));
-        store1(z + i * ldz + column, site.p.out_factor * fmaf(a.gamma[half], f, a.beta[half]));
-      }
-    }
-  }
-};
-
-// gate and up are the lower and the upper rows of a tile.
-struct SwigluOut {
-  bf16* h;
-  std::int64_t ld, width;
-
-  __device__ TileRows rows(int tile) const { return {static_cast<std::int64_t>(tile) * 8, width + static_cast<std::int64_t>(tile) * 8}; }
-  struct Asked {};
-  __device__ Asked ask(int, int) const { return {}; }
-  __device__ void store(int tile, const float (&c)[4], int n, Asked) const {
-    const Lane lane;
-#pragma unroll
-    for (int e = 0; e < 2; ++e)
-      if (const int i = lane.at + e; i < n)
-        store1(h + i * ld + static_cast<std::int64_t>(tile) * 8 + lane.row, c[e] / (1.f + __expf(-c[e])) * c[2 + e]);
-  }
-};
-
-// The last tile may begin inside the one before it.
-struct LogitsOut {
-  float* logits;
-  std::int64_t ld, vocab;
-
-  __device__ TileRows rows(int tile) const {
-    const std::int64_t low = min(static_cast<std::int64_t>(tile) * kTile, vocab - kTile);
-    return {low, low + 8};
-  }
-  struct Asked {};
-  __device__ Asked ask(int, int) const { return {}; }
-  __device__ void store(int tile, const float (&c)[4], int n, Asked) const {
-    const Lane lane;
-#pragma unroll
-    for (int e = 0; e < 4; ++e)
-      if (const int i = lane.at + e % 2; i < n) logits[i * ld + rows(tile).low + e / 2 * 8 + lane.row] = c[e];
-  }
-};
 
 // Where a lane's next weights lie: tile after tile of its block, step after step of its warp's eighth of the columns.
 template <class W, int Batch, class Out>
@@ -269,6 +117,17 @@ struct Asked {
   }
 };
 
+// A lane's sums of a tile, one behind the other from all warps.
+__device__ __forceinline__ void sum_of_warps(const float4* parts, float (&c)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) c[i] = 0;
+#pragma unroll
+  for (int i = 0; i < kWarps; ++i) {
+    const float4 part = parts[i * 32];
+    c[0] += part.x, c[1] += part.y, c[2] += part.z, c[3] += part.w;
+  }
+}
+
 // What the products of row i are multiplied by: the norm's scale, from its squares in all warps' columns. keep: this warp keeps the
 // statistic, too.
 __device__ __forceinline__ float factor_of(const In& in, const float (&squares)[kWarps][kRows], int i, bool keep) {
@@ -350,12 +209,8 @@ __global__ void __launch_bounds__(kThreads, 1) product_kernel(const In in, const
     }
     __syncthreads();
     if (finishes) {
-      float c[4] = {};
-#pragma unroll
-      for (int i = 0; i < kWarps; ++i) {
-        const float4 part = partial[(warp * kWarps + i) * 32 + lane];
-        c[0] += part.x, c[1] += part.y, c[2] += part.z, c[3] += part.w;
-      }
+      float c[4];
+      sum_of_warps(partial + warp * kWarps * 32 + lane, c);
       asked.scale(c);
       if (in.after && first == blockIdx.x) {
         const Lane place;
@@ -366,6 +221,79 @@ __global__ void __launch_bounds__(kThreads, 1) product_kernel(const In in, const
             factors[e] = factor_of(in, squares, i, own == 0);
           else
             factors[e] = i < in.rows ? scales[i] : 0.f;
+        }
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) c[e] *= factors[e % 2];
+      out.store(own, c, in.rows, asked.more);
+    }
+    __syncthreads();
+  }
+}
+
+// The same for one or two rows and weights of one byte.
+template <class W, class Out>
+__global__ void __launch_bounds__(kThreads, 1) scaled_kernel(const In in, const WeightMatrix<W> w, const Out out, bool whole) {
+  using S = Scaled<W>;
+  constexpr int kStep = Layout<W>::kStep, kStages = Ring::kStages, kBatch = kScaledBatch;
+  extern __shared__ __align__(16) char memory[];
+  __shared__ float places[kWarps], scales[kRows], squares[kWarps][kRows];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = gridDim.x, columns = in.columns / kWarps, steps = columns / kStep;
+  const int ldx = in.columns + Layout<W>::kPad, of_warp = in.rows * S::kLines * S::line(columns);
+  const Ring ring(memory);
+  char* const lines = memory + Ring::kBytes + warp * of_warp;
+  auto* const partial = reinterpret_cast<float4*>(memory + Ring::kBytes + kWarps * of_warp);
+  auto* const x = reinterpret_cast<bf16*>(partial + w.round * kWarps * 32);
+  Source<W, kBatch, Out> source(w.data, w.ld, w.tiles, steps, out);
+  let_next_begin();
+#pragma unroll 1
+  for (int i = 0; i < kStages; i += kBatch) source.fetch(ring, i);
+  wait_for_previous();
+  if (whole) take_rows(in, x, ldx, scales, places);
+  float back[kScaledRows] = {};
+  scale_rows<W>(in, whole ? x : nullptr, ldx, lines, back, squares);
+  const char* const own_x = lines + S::place(lane, in.rows, columns);
+
+  float factors[2] = {1, 1};
+  int stage = 0;
+  for (int first = blockIdx.x; first < w.tiles; first += w.round * stride) {
+    const int own = first + warp * stride;
+    const bool finishes = warp < w.round && own < w.tiles;
+    Asked<W, Out> asked;
+    if (finishes) asked = Asked<W, Out>(w.scales, out, own, in.rows);
+    for (int r = 0; r < w.round && first + r * stride < w.tiles; ++r) {
+      typename S::Sum c[2][4] = {};
+#pragma unroll 1
+      for (int s = 0; s < steps; s += kBatch, stage = stage + kBatch == kStages ? 0 : stage + kBatch) {
+        uint4 b[kBatch][S::kXChunks];
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k)
+#pragma unroll
+          for (int i = 0; i < S::kXChunks; ++i) b[k][i] = *reinterpret_cast<const uint4*>(own_x + ((s + k) * 4 * S::kXChunks + i) * 16);
+        wait_for_groups<kStages / kBatch - 1>();
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          const uint4 low = read16(ring.chunk(stage + i, 0)), high = read16(ring.chunk(stage + i, 1));
+          S::multiply_step(c, low, high, b[i]);
+        }
+        source.fetch(ring, stage);
+      }
+      partial[(r * kWarps + warp) * 32 + lane] =
+          make_float4(static_cast<float>(c[0][0] + c[1][0]) * back[0], static_cast<float>(c[0][1] + c[1][1]) * back[1],
+                      static_cast<float>(c[0][2] + c[1][2]) * back[0], static_cast<float>(c[0][3] + c[1][3]) * back[1]);
+    }
+    __syncthreads();
+    if (finishes) {
+      float c[4];
+      sum_of_warps(partial + warp * kWarps * 32 + lane, c);
+      S::join(c);
+      asked.scale(c);
+      if (in.after && first == blockIdx.x) {
+        const Lane place;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int i = place.at + e;
+          factors[e] = whole ? (i < in.rows ? scales[i] : 0.f) : factor_of(in, squares, i, own == 0);
         }
       }
 #pragma unroll
@@ -413,6 +341,25 @@ void launch(Context& ctx, const In& in, const Tensor& w, int tiles, const Out& o
   launch_early(ctx, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, bytes, in, matrix, out);
 }
 
+// Whether it was launched: there are few rows, of widths that suit it.
+template <class W, class Out>
+bool launch_scaled(Context& ctx, const In& in, const Tensor& w, int tiles, bool whole, const Out& out) {
+  if constexpr (Layout<W>::kBytes) {
+    using S = Scaled<W>;
+    const int columns = in.columns / kWarps;
+    if (in.rows > kScaledRows || in.columns % (kWarps * kPieceColumns) != 0 || columns > kMostPieces * kPieceColumns) return false;
+    const int blocks = std::min(tiles, multiprocessors(ctx)), round = std::min(kWarps, (tiles + blocks - 1) / blocks);
+    const int bytes = Ring::kBytes + kWarps * (in.rows * S::kLines * S::line(columns) + round * 32 * static_cast<int>(sizeof(float4))) +
+                      (whole ? in.rows * (in.columns + Layout<W>::kPad) * static_cast<int>(sizeof(bf16)) : 0);
+    const WeightMatrix<W> matrix{w.as<W>(), byte_scales(w), w.ld, tiles, round};
+    launch_early(ctx, scaled_kernel<W, Out>, dim3(static_cast<unsigned>(blocks)), kThreads, static_cast<std::size_t>(bytes), in, matrix,
+                 out, whole);
+    return true;
+  } else {
+    return false;
+  }
+}
+
 template <class W, class Out>
 void product_of(Context& ctx, const FewRows& rows, const Tensor& w, int tiles, const Out& out) {
   const In in = in_of(rows);
@@ -420,6 +367,7 @@ void product_of(Context& ctx, const FewRows& rows, const Tensor& w, int tiles, c
   // row first, unless it is a scale that can follow.
   const bool whole = in.normed && (!in.after || in.add),
              often = tiles > multiprocessors(ctx) && in.rows > kFew && in.columns <= kFewRowsWidest;
+  if (launch_scaled<W>(ctx, in, w, tiles, whole, out)) return;
   if (whole || often)
     launch<W, false>(ctx, in, w, tiles, out);
   else
