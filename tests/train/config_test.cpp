@@ -261,6 +261,25 @@ TEST(Config, DefaultsFollowEachOther) {
   EXPECT_TRUE(read({"model.preset=tiny", "model.vocab=300"}).model.vocab_given);
 }
 
+// A preset is a short word for keys: they are what is kept, and one that is given has the last word wherever it stands.
+TEST(Config, ANormPresetIsItsKeys) {
+  const Json whole = resolved_tree(read({"norm.method=bhyt", "norm.gain=fixed_unit", "norm.depth_factor=inv_sqrt",
+                                         "norm.gamma_in_constant=true"})),
+             preset = resolved_tree(read({"norm.preset=recommended"}));
+  EXPECT_EQ(preset, whole);
+  EXPECT_FALSE(preset["norm"].contains("preset"));
+  const auto norm = read({"norm.method=bhyt_exact", "norm.gain=unit", "norm.preset=recommended"}).model.config.norm;
+  EXPECT_EQ(norm.method, "bhyt_exact");
+  EXPECT_EQ(norm.gain, Gain::unit);
+  EXPECT_EQ(norm.depth_factor, Depth::inv_sqrt);
+  try {
+    read({"norm.preset=best"});
+    FAIL() << "expected an error";
+  } catch (const UsageError& e) {
+    EXPECT_STREQ(e.what(), "norm.preset must be recommended, got \"best\"");
+  }
+}
+
 TEST(Config, ReadsAFile) {
   const Folder dir;
   write_synced(dir.path / "c.yaml", "model: {preset: tiny}\ntrain: {lr: 5e-4, steps: 10}\n");

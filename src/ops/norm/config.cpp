@@ -78,9 +78,24 @@ void read_bound(NormConfig& c, schema::Lister& v) {
   v.number("kappa", c.kappa, "or the bound itself");
 }
 
+// Several keys under one name; what follows overrides them. Resolved configs have the keys.
+void apply_preset(NormConfig& c, const std::string& name, const std::string& key) {
+  if (name != "recommended") throw UsageError(fmt::format("{} must be recommended, got \"{}\"", key, name));
+  c.method = "bhyt";
+  c.gain = Gain::fixed_unit;
+  c.depth_factor = Depth::inv_sqrt;
+  c.gamma_in_constant = true;
+}
+
 template <class V>
 void walk(NormConfig& c, V& v) {
   const schema::Range positive{.above = 0};
+  v.custom(
+      "preset",
+      "recommended: bhyt with gain fixed_unit, depth_factor inv_sqrt and gamma_in_constant, the lowest loss in docs/results.md, at high "
+      "learning rates; the keys below override it",
+      [&](const Json& j, const std::string& key) { apply_preset(c, schema::Reader::as_text(key, j), key); },
+      [] { return Json(Json::value_t::discarded); });
   v.custom(
       "method", method_names().c_str(),
       [&](const Json& j, const std::string& key) { c.method = method(schema::Reader::as_text(key, j)).name; },
