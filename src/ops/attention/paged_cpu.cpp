@@ -20,7 +20,7 @@ namespace bhyt::cpu {
 namespace {
 
 // Queries of a piece that are worked on together: with the heads that share their keys, this many rows.
-constexpr std::int64_t kTogether = 32;
+constexpr std::int64_t kTogether = 32, kFewTogether = 8;
 std::int64_t queries_together(std::int64_t heads) { return std::max<std::int64_t>(1, kTogether / heads); }
 
 // Some queries of one sequence, of the heads that share a key/value head.
@@ -33,6 +33,13 @@ struct Group {
   const std::int32_t* table;  // of the sequence
   std::int64_t past, queries, heads, d;
 
+  // The same of the n-th key/value head behind it.
+  Group other(std::int64_t n) const {
+    Group g = *this;
+    g.q += n * heads * d, g.out += n * heads * d;
+    g.k += n * d, g.v += n * d;
+    return g;
+  }
   std::int64_t rows() const { return heads * queries; }
   std::int64_t keys() const { return past + queries; }
   std::int64_t seen_by(std::int64_t row) const { return past + row / heads + 1; }  // keys, from the first on
@@ -58,7 +65,8 @@ struct Scratch {
   }
   static std::int64_t size(std::int64_t rows, std::int64_t d, std::int64_t keys) {
     const std::int64_t n = round_up(rows, kRows), width = round_up(d, kCols);
-    return panel_size(d) + packed(rows, d) + kPageTokens * width + n * width + n * (round_up(keys, kPageTokens) + 1) + std::max(d, kRows);
+    return round_up(
+        panel_size(d) + packed(rows, d) + kPageTokens * width + n * width + n * (round_up(keys, kPageTokens) + 1) + std::max(d, kRows), 64);
   }
   Scratch(float* at, std::int64_t rows, std::int64_t d, std::int64_t keys)
       : ldq(row_distance(d)), ldo(round_up(d, kCols)), ldp(round_up(keys, kPageTokens)) {
@@ -130,14 +138,11 @@ void page_scores(const Group<T>& g, const Scratch& s, std::int64_t key, std::int
 
 // Where not all rows see a page to its end, the first half of them sees less of it.
 template <class T>
-void scores(const Group<T>& g, const Scratch& s) {
+void scores_of_page(const Group<T>& g, const Scratch& s, std::int64_t key) {
   static_assert(kMmlaRows % kManyRows == 0);
-  const std::int64_t half = g.rows() / 2 / kMmlaRows * kMmlaRows;
-  for (std::int64_t key = 0; key < g.keys(); key += kPageTokens) {
-    const std::int64_t cut = key + kPageTokens > g.seen_by(0) ? half : 0;
-    if (cut > 0) page_scores(g, s, key, 0, cut);
-    page_scores(g, s, key, cut, g.rows() - cut);
-  }
+  const std::int64_t half = g.rows() / 2 / kMmlaRows * kMmlaRows, cut = key + kPageTokens > g.seen_by(0) ? half : 0;
+  if (cut > 0) page_scores(g, s, key, 0, cut);
+  page_scores(g, s, key, cut, g.rows() - cut);
 }
 
 // A page's values in fp32 with zeros behind the last key, and how far apart their rows are: where they lie if they are like that there.
@@ -156,27 +161,22 @@ std::pair<const float*, std::int64_t> values_of(const Group<T>& g, const Scratch
   return {s.values, s.ldo};
 }
 
-// o += p · values, page by page, up to the last key that one of kRows rows sees; behind those of the others are zeros.
+// o += p · values of a page, up to the last key that one of kRows rows sees; behind those of the others are zeros.
 template <class T>
-void add_values(const Group<T>& g, const Scratch& s) {
-  std::fill_n(s.one_row, kRows, 1.0f);
-  for (std::int64_t key = 0; key < g.keys(); key += kPageTokens) {
-    const std::pair<const float*, std::int64_t> values = values_of(g, s, key);
-    for (std::int64_t i = 0; i < g.rows(); i += kRows) {
-      const std::int64_t seen = std::min(kPageTokens, g.seen_by(std::min(i + kRows, g.rows()) - 1) - key);
-      if (seen <= 0) continue;
-      product_add(s.ldo, std::max<std::int64_t>(seen, 2), s.p + i * s.ldp + key, s.ldp, values.first, values.second, s.o + i * s.ldo, s.ldo,
-                  s.one_row);
-    }
+void add_values_of_page(const Group<T>& g, const Scratch& s, std::int64_t key) {
+  const std::pair<const float*, std::int64_t> values = values_of(g, s, key);
+  for (std::int64_t i = 0; i < g.rows(); i += kRows) {
+    const std::int64_t seen = std::min(kPageTokens, g.seen_by(std::min(i + kRows, g.rows()) - 1) - key);
+    if (seen <= 0) continue;
+    product_add(s.ldo, std::max<std::int64_t>(seen, 2), s.p + i * s.ldp + key, s.ldp, values.first, values.second, s.o + i * s.ldo, s.ldo,
+                s.one_row);
   }
 }
 
+// Scores become what a row takes of its values, but for a factor.
 template <class T>
-void attend(const Group<T>& g, float* memory) {
-  const Scratch s(memory, g.rows(), g.d, g.keys());
+void softmax(const Group<T>& g, const Scratch& s) {
   const std::int64_t n = round_up(g.rows(), kRows);
-  load_queries(g, s);
-  scores(g, s);
   for (std::int64_t i = 0; i < g.rows(); ++i) {
     const std::int64_t seen = g.seen_by(i), end = round_up(seen, kCols);
     float* const row = s.p + i * s.ldp;
@@ -188,9 +188,34 @@ void attend(const Group<T>& g, float* memory) {
   }
   std::fill(s.p + g.rows() * s.ldp, s.p + n * s.ldp, 0.0f);
   std::fill_n(s.o, n * s.ldo, 0.0f);
-  add_values(g, s);
-  for (std::int64_t i = 0; i < g.rows(); ++i)
-    store_rows(s.o + i * s.ldo, s.ldo, s.inverse + i, g.out + i / g.heads * g.ldout + i % g.heads * g.d, g.ldout, 1, g.d);
+  std::fill_n(s.one_row, kRows, 1.0f);
+}
+
+// Some key/value heads of the same queries, from `first` on. Page by page: what heads next to each other have of a page lies together.
+template <class T>
+void attend(const Group<T>& first, std::int64_t heads, float* memory) {
+  const std::int64_t size = Scratch::size(first.rows(), first.d, first.keys());
+  const auto each = [&](auto&& f) {
+    for (std::int64_t h = 0; h < heads; ++h) f(first.other(h), Scratch(memory + h * size, first.rows(), first.d, first.keys()));
+  };
+  each([](const Group<T>& g, const Scratch& s) { load_queries(g, s); });
+  for (std::int64_t key = 0; key < first.keys(); key += kPageTokens)
+    each([&](const Group<T>& g, const Scratch& s) { scores_of_page(g, s, key); });
+  each([](const Group<T>& g, const Scratch& s) { softmax(g, s); });
+  for (std::int64_t key = 0; key < first.keys(); key += kPageTokens)
+    each([&](const Group<T>& g, const Scratch& s) { add_values_of_page(g, s, key); });
+  each([](const Group<T>& g, const Scratch& s) {
+    for (std::int64_t i = 0; i < g.rows(); ++i)
+      store_rows(s.o + i * s.ldo, s.ldo, s.inverse + i, g.out + i / g.heads * g.ldout + i % g.heads * g.d, g.ldout, 1, g.d);
+  });
+}
+
+// How many key/value heads a task has: one for many rows, whose scores are large; for single queries as many as leave every thread some.
+std::int64_t heads_together(Context& ctx, std::int64_t parts, std::int64_t rows, std::int64_t kv_heads) {
+  if (rows > kFewTogether) return 1;
+  std::int64_t n = 1;
+  while (kv_heads % (2 * n) == 0 && parts * kv_heads / (2 * n) >= 2 * ctx.threads().count()) n *= 2;
+  return n;
 }
 
 }  // namespace
@@ -217,17 +242,20 @@ void attention_paged(Context& ctx, const Tensor& q, const Tensor& pages, const T
   };
   const std::int64_t heads = s.heads / s.kv_heads, together = queries_together(heads);
   std::vector<Part> parts;
-  std::int64_t longest = 0;
+  std::int64_t longest = 0, most_rows = 0;
   for (const PagedPiece& p : at.pieces) {
     for (std::int64_t begin = 0; begin < p.rows; begin += together) parts.push_back({&p, begin});
     longest = std::max(longest, p.past + p.rows);
+    most_rows = std::max(most_rows, heads * std::min(p.rows, together));
   }
-  const WorkerScratch scratch = ctx.worker_scratch(Scratch::size(heads * std::min(q.rows(), together), s.head_dim, longest));
+  const std::int64_t some = heads_together(ctx, std::ssize(parts), most_rows, s.kv_heads);
+  const WorkerScratch scratch = ctx.worker_scratch(some * Scratch::size(most_rows, s.head_dim, longest));
   dispatch_float(q.dtype, [&](auto zero) {
     using T = decltype(zero);
-    parallel_tasks(ctx.threads(), std::ssize(parts) * s.kv_heads, [&](std::int64_t t, int worker) {
-      const auto& [piece, begin] = parts[static_cast<std::size_t>(t / s.kv_heads)];
-      const std::int64_t h = t % s.kv_heads, row = piece->row + begin;
+    const std::int64_t tasks = s.kv_heads / some;
+    parallel_tasks(ctx.threads(), std::ssize(parts) * tasks, [&](std::int64_t t, int worker) {
+      const auto& [piece, begin] = parts[static_cast<std::size_t>(t / tasks)];
+      const std::int64_t h = t % tasks * some, row = piece->row + begin;
       attend(Group<T>{.q = q.as<T>() + row * q.ld + h * heads * s.head_dim,
                       .k = pages.as<T>() + h * s.head_dim,
                       .v = pages.as<T>() + (s.kv_heads + h) * s.head_dim,
@@ -240,14 +268,15 @@ void attention_paged(Context& ctx, const Tensor& q, const Tensor& pages, const T
                       .queries = std::min(together, piece->rows - begin),
                       .heads = heads,
                       .d = s.head_dim},
-             scratch.of(worker));
+             some, scratch.of(worker));
     });
   });
 }
 
 void reserve_attention_paged(Context& ctx, std::int64_t rows, std::int64_t length, const AttentionShape& s) {
-  const std::int64_t heads = s.heads / s.kv_heads;
-  ctx.worker_scratch(Scratch::size(heads * std::min(rows, queries_together(heads)), s.head_dim, length));
+  const std::int64_t heads = s.heads / s.kv_heads, most = heads * std::min(rows, queries_together(heads));
+  ctx.worker_scratch(
+      std::max(Scratch::size(most, s.head_dim, length), s.kv_heads * Scratch::size(std::min(most, kFewTogether), s.head_dim, length)));
 }
 
 }  // namespace bhyt::cpu
