@@ -9,8 +9,8 @@ rm -rf $out
 mkdir -p $out
 "$program" data synth --out $out/data --tokens 4M
 started=$SECONDS
-for name in bhyt bhyt-unit rmsnorm; do
+for name in rmsnorm bhyt recommended; do
   "$program" pretrain configs/demo-$name.yaml
 done
 echo "trained three models in $((SECONDS - started)) s"
-"$program" report $out/bhyt $out/bhyt-unit $out/rmsnorm --out $out/report.html
+"$program" report $out/rmsnorm $out/bhyt $out/recommended --out $out/report.html

@@ -41,15 +41,15 @@ struct Pieces {
       }
     return __reduce_max_sync(0xffffffffu, max(top & 0xFFFFu, top >> 16)) >> 7;
   }
-  // Takes the first piece away. The code that goes through them all is short so.
+  // Takes the first piece away. This keeps the code that goes through them short.
   __device__ __forceinline__ void next() {
 #pragma unroll
     for (int k = 0; k + 1 < kMostPieces; ++k) raw[k] = raw[k + 1];
   }
 };
 
-// What a row is multiplied by, and its sums later: 2^(Places - 1) of the largest magnitude's own power of two, so that it lies below
-// 2^Places. Sums of a row with something that is not finite are not a number.
+// `to` scales a row so that its largest magnitude lies in [2^(Places-1), 2^Places); `back` undoes it. `back` is NaN where the row has
+// something that is not finite.
 template <int Places>
 struct Power {
   float to, back;
@@ -64,8 +64,8 @@ struct Power {
 template <class W>
 struct Scaled;
 
-// int8: x as integers of 21 bits in three digits of seven, -64 … 64, each a column of the product: column 2·digit + row. All sums are
-// exact.
+// int8: x as integers of 21 bits in three digits of seven, each a column of the product: column 2·digit + row. The lower two digits are
+// -64 … 63, the upper one -64 … 64. All sums are exact.
 template <>
 struct Scaled<std::int8_t> {
   using Sum = int;
@@ -73,7 +73,7 @@ struct Scaled<std::int8_t> {
   static constexpr int kEight = 8;                     // bytes of eight columns in a line
   static constexpr int kXChunks = 1;                   // of 16 bytes, for a step of a lane
 
-  static __host__ __device__ constexpr int line(int columns) { return columns + 64; }  // two lines lie in different banks
+  static __host__ __device__ constexpr int line(int columns) { return columns + 64; }  // the same digit of two rows lies in different banks
   // Where a lane's columns lie behind its warp's lines. Columns of the product that there is no use for repeat others.
   static __device__ __forceinline__ int place(int lane, int rows, int columns) {
     return (min(lane / 4 % 2, rows - 1) * kLines + min(lane / 8, kDigits - 1)) * line(columns) + lane % 4 * 16;

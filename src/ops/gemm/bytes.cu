@@ -47,14 +47,15 @@ __global__ void __launch_bounds__(kThreads)
     top = v > top || !isfinite(v) ? v + (v - v) : top;  // NaN for what is not finite
   }
   top = block_top(top, shared);
-  const float inverse = top > 0 ? kMost<W> / top : 0.f;
+  const bool any = top > kLeastWeight;
+  const float inverse = any ? kMost<W> / top : 0.f;
   if (threadIdx.x == 0) scales[blockIdx.x] = top / kMost<W>;
   for (int i = threadIdx.x; i < words; i += kThreads) {
     unsigned word = 0;
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
       constexpr int kColumn[4] = {2, 0, 3, 1};
-      if (top > 0) word |= byte_of(value(4 * i + kColumn[b]) * inverse, W{}) << 8 * b;
+      if (any) word |= byte_of(value(4 * i + kColumn[b]) * inverse, W{}) << 8 * b;
     }
     out[static_cast<std::int64_t>(blockIdx.x) * words + i] = word;
   }

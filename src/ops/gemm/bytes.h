@@ -8,6 +8,9 @@
 
 namespace bhyt {
 
+// A row of weights whose largest magnitude is no more is taken as zeros, as on the CPU: what it has to be multiplied by overflows.
+constexpr float kLeastWeight = 1e-30f;
+
 constexpr std::int64_t byte_distance(std::int64_t cols) { return (cols + 15) / 16 * 16; }
 constexpr std::size_t byte_matrix_size(std::int64_t rows, std::int64_t cols) {
   return static_cast<std::size_t>(rows * (byte_distance(cols) + static_cast<std::int64_t>(sizeof(float))));
