@@ -115,6 +115,16 @@ void start_from(Json& model, const fs::path& run, RunConfig& config, Verify veri
   section.vocab_given = true;
 }
 
+// A preset of norms was found with a scale of the embedding, and is worth little without it (docs/results.md): it brings that along, but
+// not to a checkpoint, which has its own.
+void scale_embedding_for_preset(Json& tree) {
+  const auto given = [&](const char* section, const char* key) {
+    return tree.contains(section) && tree[section].is_object() && tree[section].contains(key);
+  };
+  if (!given("norm", "preset") || given("model", "embedding_scale") || given("model", "init")) return;
+  if (!tree.contains("model") || tree["model"].is_object()) tree["model"]["embedding_scale"] = "sqrt_d";
+}
+
 }  // namespace
 
 Json config_tree(const std::string& file, const std::vector<std::string>& overrides) {
@@ -204,6 +214,7 @@ RunConfig read_run_config(const Json& given, Verify verify, Work work) {
   const bool resuming = resume == "auto" || resume == "must";
   const auto dir = [&] { return run.contains("dir") ? schema::Reader::as_text("run.dir", run["dir"]) : c.run.dir; };
   if (tree.contains("model")) start_from(tree["model"], resuming ? dir() : "", c, verify);
+  scale_embedding_for_preset(tree);
   read_keys(c, tree);
   if (c.train.tokens > 0) {
     const double per_step = static_cast<double>(c.train.batch) * static_cast<double>(c.data.seq_len);

@@ -264,7 +264,8 @@ TEST(Config, DefaultsFollowEachOther) {
 // A preset is a short word for keys: they are what is kept, and one that is given has the last word wherever it stands.
 TEST(Config, ANormPresetIsItsKeys) {
   const Json whole = resolved_tree(
-                 read({"norm.method=bhyt", "norm.gain=fixed_unit", "norm.depth_factor=inv_sqrt", "norm.gamma_in_constant=true"})),
+                 read({"norm.method=bhyt", "norm.gain=fixed_unit", "norm.depth_factor=inv_sqrt", "norm.gamma_in_constant=true",
+                       "model.embedding_scale=sqrt_d"})),
              preset = resolved_tree(read({"norm.preset=recommended"}));
   EXPECT_EQ(preset, whole);
   EXPECT_FALSE(preset["norm"].contains("preset"));
@@ -272,6 +273,7 @@ TEST(Config, ANormPresetIsItsKeys) {
   EXPECT_EQ(norm.method, "bhyt_exact");
   EXPECT_EQ(norm.gain, Gain::unit);
   EXPECT_EQ(norm.depth_factor, Depth::inv_sqrt);
+  EXPECT_EQ(read({"norm.preset=recommended", "model.embedding_scale=none"}).model.config.embedding_scale, EmbeddingScaleKind::none);
   try {
     read({"norm.preset=best"});
     FAIL() << "expected an error";

@@ -256,6 +256,9 @@ TEST(Init, StartsFromACheckpoint) {
     EXPECT_EQ(trainer.config().model.config.norm.seq_len, 32);  // the checkpoint's, not data.seq_len
     EXPECT_EQ(trainer.config().model.config.norm.gain, Gain::unit);
     EXPECT_EQ(trainer.config().model.config.d, 32);
+    const ModelConfig preset = config_of(b + Words{"norm.preset=recommended"}).model.config;
+    EXPECT_EQ(preset.norm.depth_factor, Depth::inv_sqrt);
+    EXPECT_EQ(preset.embedding_scale, EmbeddingScaleKind::none);  // the checkpoint's, too
     EXPECT_LT(*trainer.run().valid_loss, *first.valid_loss + 0.3);
   }
   // Where the checkpoint is gone, the run it began goes on all the same.

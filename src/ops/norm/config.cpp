@@ -92,8 +92,8 @@ void walk(NormConfig& c, V& v) {
   const schema::Range positive{.above = 0};
   v.custom(
       "preset",
-      "recommended: bhyt with gain fixed_unit, depth_factor inv_sqrt and gamma_in_constant, the lowest loss in docs/results.md, at high "
-      "learning rates; the keys below override it",
+      "recommended: bhyt with gain fixed_unit, depth_factor inv_sqrt and gamma_in_constant, and model.embedding_scale sqrt_d; the lowest "
+      "loss in docs/results.md, at high learning rates; keys that are given override it",
       [&](const Json& j, const std::string& key) { apply_preset(c, schema::Reader::as_text(key, j), key); },
       [] { return Json(Json::value_t::discarded); });
   v.custom(
