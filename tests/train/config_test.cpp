@@ -263,9 +263,8 @@ TEST(Config, DefaultsFollowEachOther) {
 
 // A preset is a short word for keys: they are what is kept, and one that is given has the last word wherever it stands.
 TEST(Config, ANormPresetIsItsKeys) {
-  const Json whole = resolved_tree(
-                 read({"norm.method=bhyt", "norm.gain=fixed_unit", "norm.depth_factor=inv_sqrt", "norm.gamma_in_constant=true",
-                       "model.embedding_scale=sqrt_d"})),
+  const Json whole = resolved_tree(read({"norm.method=bhyt", "norm.gain=fixed_unit", "norm.depth_factor=inv_sqrt",
+                                         "norm.gamma_in_constant=true", "model.embedding_scale=sqrt_d"})),
              preset = resolved_tree(read({"norm.preset=recommended"}));
   EXPECT_EQ(preset, whole);
   EXPECT_FALSE(preset["norm"].contains("preset"));
