@@ -75,7 +75,7 @@ __device__ __forceinline__ void wait_for_groups() {
 // What a warp multiplies, on its way through shared memory: up to kStages steps are under way, each with two rows of weights for a lane.
 // Every lane reads what it has fetched itself, so that nobody waits for anybody.
 struct Ring {
-  static constexpr int kStages = 16, kStep = 2 * 512, kBytes = kWarps * kStages * kStep;
+  static constexpr int kStages = 12, kStep = 2 * 512, kBytes = kWarps * kStages * kStep;
   unsigned place;  // of this lane, in shared memory
 
   __device__ __forceinline__ explicit Ring(const void* memory)
