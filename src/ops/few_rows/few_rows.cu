@@ -167,6 +167,7 @@ __global__ void __launch_bounds__(kThreads, 1) product_kernel(const In in, const
   let_next_begin();
 #pragma unroll 1
   for (int i = 0; i < kStages; i += Batch) source.fetch(ring, i);
+  if constexpr (!Raw) bring_learned_near(in);
   wait_for_previous();
   if constexpr (!Raw) take_rows(in, x, ldx, scales, places);
   const std::int64_t at = static_cast<std::int64_t>(warp) * steps * kStep + lane % 4 * Layout<W>::kLane;
@@ -248,6 +249,7 @@ __global__ void __launch_bounds__(kThreads, 1) scaled_kernel(const In in, const 
   let_next_begin();
 #pragma unroll 1
   for (int i = 0; i < kStages; i += kBatch) source.fetch(ring, i);
+  if (whole) bring_learned_near(in);
   wait_for_previous();
   if (whole) take_rows(in, x, ldx, scales, places);
   float back[kScaledRows] = {};
