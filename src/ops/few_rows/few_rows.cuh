@@ -139,10 +139,11 @@ struct In {
 __device__ __forceinline__ void bring_learned_near(const In& in) {
   const NormParams& p = in.site.p;
   const float* const vectors[] = {p.gamma, p.beta, p.gate, p.direction};
+#pragma unroll 1
+  for (int c = threadIdx.x * 8; c < in.columns; c += kThreads * 8)
 #pragma unroll
-  for (const float* const vector : vectors)
-    if (vector)
-      for (int c = threadIdx.x * 8; c < in.columns; c += kThreads * 8) asm volatile("prefetch.global.L1 [%0];" ::"l"(vector + c));
+    for (const float* const vector : vectors)
+      if (vector) asm volatile("prefetch.global.L1 [%0];" ::"l"(vector + c));
 }
 
 // z of this thread's pieces of a row in shared memory, in place. The code is short on purpose: a kernel goes through it once, and fetching
