@@ -118,25 +118,37 @@ __device__ __forceinline__ void let_next_begin() {
 #endif
 }
 
-constexpr std::size_t kStaticShared = 1024;  // that such a kernel has at most beside what it is launched with
-// Launches a kernel that may begin before the one before it has ended, on Hopper.
-template <class... Params, class... Args>
+// Whether the GPU is a Hopper, and this build has the kernel's code for it: what is under __CUDA_ARCH__ >= 900.
+template <class... Params>
+bool has_hopper_code(Context& ctx, void (*kernel)(Params...)) {
+  int major = 0;
+  BHYT_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ctx.queue().device));
+  cudaFuncAttributes code{};
+  BHYT_CUDA(cudaFuncGetAttributes(&code, kernel));
+  return major == 9 && code.ptxVersion >= 90 && code.binaryVersion >= 90;
+}
+
+constexpr std::size_t kStaticShared = 1536;  // that such a kernel has at most beside what it is launched with
+// Launches a kernel that may begin before the one before it has ended, on Hopper; `Cluster` blocks of the grid's z together, if not one.
+template <unsigned Cluster = 1, class... Params, class... Args>
 void launch_early(Context& ctx, void (*kernel)(Params...), dim3 grid, int threads, std::size_t bytes, Args... args) {
   // As much as there is, whatever this call takes: contexts in other threads may launch the same kernel with more.
   const auto most = static_cast<int>(shared_bytes(ctx) - kStaticShared);
   BHYT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most));
   int major = 0;
   BHYT_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ctx.queue().device));
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {1, 1, Cluster};
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = bytes;
   config.stream = stream(ctx);
-  config.attrs = &early;
-  config.numAttrs = major == 9 ? 1 : 0;  // elsewhere the code has no wait (it is compiled for sm_80)
+  config.attrs = attributes;
+  config.numAttrs = major == 9 ? (Cluster > 1 ? 2 : 1) : 0;  // elsewhere the code has no wait (it is compiled for sm_80)
   BHYT_CUDA(cudaLaunchKernelEx(&config, kernel, Params(args)...));
 }
 

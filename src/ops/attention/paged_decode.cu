@@ -1,6 +1,7 @@
 // Attention of single queries over pages, by mma.sync. A block has one sequence and one key/value head; its warps take pages in turns, each
 // with its own two in shared memory. The query heads of the group are the rows of a product. Long sequences are split over several blocks,
-// and the last to end puts their results together.
+// and the last to end puts their results together. Where there are few rows, clusters of blocks do, through each other's shared memory:
+// such blocks are small, so that they are there before the kernel in front has ended, beside its blocks and those of the kernel behind.
 #include <algorithm>
 
 #include "core/memory.h"
@@ -94,7 +95,68 @@ __device__ __noinline__ void join(const float* from, int n, int stride, int betw
   }
 }
 
-template <int D, int Warps>
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+__device__ __forceinline__ unsigned block_of_cluster() {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+// When all threads of the cluster have arrived, what they wrote before can be seen.
+__device__ __forceinline__ void arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_all() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// From the shared memory of another block of the cluster.
+__device__ __forceinline__ float read_there(const float* place, int block) {
+  unsigned at;
+  float v;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(place)), "r"(block));
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
+  return v;
+}
+
+// Puts the first `n` warps' unfinished results together, which the blocks of a cluster have in turns, each at the same place of its shared
+// memory. A block has its share of the columns, four threads a column.
+template <int D, int Warps, int Cluster>
+__device__ __forceinline__ void join_cluster(const float* warps, int n, int rows, float c, bf16* out) {
+  constexpr int kMost = Warps * Cluster / 4, kColumns = 8 * Warps;
+  arrive();
+  const int quarter = threadIdx.x % 4, first = static_cast<int>(block_of_cluster()) * kColumns + static_cast<int>(threadIdx.x) / 4;
+  wait_for_all();
+  static_assert(D % 8 == 0);  // a warp has eight columns: all of its lanes go through this together
+  for (int i = first; i < rows * D; i += Cluster * kColumns) {
+    float base[kMost], sums[kMost], os[kMost], top = kLowest, sum = 0, o = 0;
+#pragma unroll
+    for (int k = 0; k < kMost; ++k) {
+      const int of = 4 * k + quarter;
+      const float* const part = warps + (of / Cluster * kRows + i / D) * kPart<D>;
+      base[k] = kLowest, sums[k] = os[k] = 0;
+      if (of < n)
+        base[k] = read_there(part, of % Cluster), sums[k] = read_there(part + 1, of % Cluster),
+        os[k] = read_there(part + 2 + i % D, of % Cluster);
+    }
+#pragma unroll
+    for (int k = 0; k < kMost; ++k) top = fmaxf(top, base[k]);
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+#pragma unroll
+    for (int k = 0; k < kMost; ++k) {
+      const float shrink = exp2_fast((base[k] - top) * c);
+      sum = fmaf(sums[k], shrink, sum);
+      o = fmaf(os[k], shrink, o);
+    }
+#pragma unroll
+    for (int by = 1; by < 4; by *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by), o += __shfl_xor_sync(0xffffffffu, o, by);
+    if (quarter == 0) store1(out + i, o / sum);
+  }
+  arrive();
+  wait_for_all();  // nobody leaves before the others have read
+}
+#else
+template <int D, int Warps, int Cluster>
+__device__ __forceinline__ void join_cluster(const float*, int, int, float, bf16*) {}
+#endif
+
+// Cluster: how many blocks put their results together by themselves; all splits then, if it is not one.
+template <int D, int Warps, int Cluster>
 __global__ void __launch_bounds__(32 * Warps) decode_kernel(const PagedCall a, int first, float* parts, unsigned* counters) {
   extern __shared__ __align__(256) char shared[];
   const int h = blockIdx.x, row = first + static_cast<int>(blockIdx.y), splits = gridDim.z, split = blockIdx.z;
@@ -110,7 +172,7 @@ __global__ void __launch_bounds__(32 * Warps) decode_kernel(const PagedCall a, i
                    a.pages + static_cast<std::int64_t>(table[page]) * kPage * a.ld + static_cast<std::int64_t>(h) * D, a.ld, value_at,
                    seen - page * kPage);
   };
-  const int start = split * Warps + warp, stride = splits * Warps;
+  const int start = warp * splits + split, stride = splits * Warps;
   // Pages must not be read before the wait, for those of a beginning that sequences share may be written in the same step; but they may
   // come near. Positions and table are the host's.
   static_assert(kPage == 32);  // a lane to a position
@@ -168,8 +230,9 @@ __global__ void __launch_bounds__(32 * Warps) decode_kernel(const PagedCall a, i
 #pragma unroll
       for (int e = 0; e < 2; ++e) part[2 + 8 * n + lane() % 4 * 2 + e] = run.o[0][n][2 * r + e];
   }
-  __syncthreads();
   bf16* const out = a.out + row * a.ldo + static_cast<std::int64_t>(h) * group * D;
+  if constexpr (Cluster > 1) return join_cluster<D, Warps, Cluster>(warps, min(pages, Warps * Cluster), group, c, out);
+  __syncthreads();
   float* const own_parts = parts + ((static_cast<std::int64_t>(row - first) * a.kv_heads + h) * splits) * group * kPart<D>;
   join<D>(warps, Warps, kRows * kPart<D>, kPart<D>, group, c, own_parts + static_cast<std::int64_t>(split) * group * kPart<D>, kPart<D>,
           splits == 1 ? out : nullptr);
@@ -201,10 +264,29 @@ int splits_for(Context& ctx, int blocks, std::int64_t longest) {
   return static_cast<int>(std::clamp<std::int64_t>(std::min(by_length, by_room), 1, kMostSplits));
 }
 
+// Whether it was launched: clusters of blocks, if the GPU has room for all of them at a time. (Clusters of two for eight rows took
+// longer than blocks by themselves.)
+bool by_clusters(Context& ctx, const PagedCall& call, int first, int n, std::int64_t longest, int head_dim) {
+  constexpr int kCluster = 8;
+  const int blocks = n * call.kv_heads;
+  if (blocks * kCluster > multiprocessors(ctx) || splits_for(ctx, blocks, longest) > kCluster) return false;
+  const auto launch = [&](auto kernel, int warps, int bytes) {
+    if (!has_hopper_code(ctx, kernel)) return false;
+    const dim3 grid(static_cast<unsigned>(call.kv_heads), static_cast<unsigned>(n), static_cast<unsigned>(kCluster));
+    launch_early<kCluster>(ctx, kernel, grid, 32 * warps, static_cast<std::size_t>(bytes), call, first, static_cast<float*>(nullptr),
+                           static_cast<unsigned*>(nullptr));
+    check_launch("attention_paged");
+    return true;
+  };
+  if (head_dim == 64) return launch(decode_kernel<64, 4, kCluster>, 4, kShared<64, 4>);
+  return launch(decode_kernel<128, 2, kCluster>, 2, kShared<128, 2>);
+}
+
 }  // namespace
 
 void attention_paged_decode(Context& ctx, const PagedCall& call, int first, int n, std::int64_t longest, int head_dim) {
   const int blocks = n * call.kv_heads;
+  if (by_clusters(ctx, call, first, n, longest, head_dim)) return;
   const int splits = static_cast<std::size_t>(blocks) <= Counters::kMost ? splits_for(ctx, blocks, longest) : 1;
   float* parts = nullptr;
   unsigned* counters = nullptr;
@@ -221,9 +303,9 @@ void attention_paged_decode(Context& ctx, const PagedCall& call, int first, int 
   const bool many = blocks >= multiprocessors(ctx) ||
                     shared_bytes(ctx) < static_cast<std::size_t>(std::max(kShared<64, 8>, kShared<128, 4>)) + kStaticShared;
   if (head_dim == 64)
-    many ? launch(decode_kernel<64, 4>, 4, kShared<64, 4>) : launch(decode_kernel<64, 8>, 8, kShared<64, 8>);
+    many ? launch(decode_kernel<64, 4, 1>, 4, kShared<64, 4>) : launch(decode_kernel<64, 8, 1>, 8, kShared<64, 8>);
   else
-    many ? launch(decode_kernel<128, 2>, 2, kShared<128, 2>) : launch(decode_kernel<128, 4>, 4, kShared<128, 4>);
+    many ? launch(decode_kernel<128, 2, 1>, 2, kShared<128, 2>) : launch(decode_kernel<128, 4, 1>, 4, kShared<128, 4>);
   check_launch("attention_paged");
 }
 
