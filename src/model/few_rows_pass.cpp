@@ -10,10 +10,12 @@ AttentionShape shape_of(const ModelConfig& c) { return {.heads = c.heads, .kv_he
 
 }  // namespace
 
+bool FewRowsPass::takes(Context& ctx, const ModelConfig& c, DType weights) {
+  return c.vocab >= kTileRows && few_rows_take(ctx, weights, c.d, c.mlp, shape_of(c));
+}
 bool FewRowsPass::takes(const Model& m) {
-  const ModelConfig& c = m.config();
-  return m.device().is_cuda() && m.lora().rank == 0 && m.type() == DType::bf16 && c.vocab >= 16 &&
-         few_rows_take(m.context(), m.few_rows_weights().head.dtype, c.d, c.mlp, shape_of(c));
+  return m.device().is_cuda() && m.lora().rank == 0 && m.type() == DType::bf16 &&
+         takes(m.context(), m.config(), m.few_rows_weights().head.dtype);
 }
 
 FewRowsPass::FewRowsPass(Context& ctx, const Model& model, KvPages& pages, const Tensor& rope)

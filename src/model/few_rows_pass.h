@@ -8,8 +8,9 @@ namespace bhyt {
 
 class FewRowsPass {
  public:
-  // Whether the kernels are made for this model.
+  // Whether the kernels are made for this model; for such a model with weights of this type.
   static bool takes(const Model& model);
+  static bool takes(Context& ctx, const ModelConfig& config, DType weights);
 
   FewRowsPass(Context& ctx, const Model& model, KvPages& pages, const Tensor& rope);
 

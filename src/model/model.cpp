@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/check.h"
+#include "model/few_rows_pass.h"
 #include "ops/gemm/bytes.h"
 #include "ops/gemm/int8.h"
 #include "ops/linear/linear.h"
@@ -63,18 +64,22 @@ Tensor Model::to_int8(const Tensor& w, const NormSite* folded) {
   return out;
 }
 
-Model::Repacked Model::to_bytes(const Tensor& w, const NormSite* folded, DType type) {
-  const Buffer& memory = made_.emplace_back(context(), byte_matrix_size(w.rows(), w.cols()));
-  const Tensor few = byte_matrix(memory.data(), type, device(), w.rows(), w.cols());
-  round_to_bytes(context(), w, folded ? folded->gamma : Tensor{}, folded ? folded->out_factor : 1, few);
+Model::Repacked Model::to_bytes(const Tensor& w, std::int64_t span, const NormSite* folded, DType type) {
+  const std::size_t size = byte_matrix_size(w.rows(), w.cols());
+  const Buffer memory(context(), size);
+  const Tensor rows = byte_matrix(memory.data(), type, device(), w.rows(), w.cols());
+  round_to_bytes(context(), w, folded ? folded->gamma : Tensor{}, folded ? folded->out_factor : 1, rows);
   Tensor many = w;
   if (w.data == weights_.embedding.data) many.data = made_.emplace_back(context(), w.bytes()).data();  // the embedding stays what it is
-  widen(context(), few, many);
+  widen(context(), rows, many);
+  if (!FewRowsPass::takes(context(), config_, type)) return {many, many};
+  const Tensor few = byte_matrix(made_.emplace_back(context(), size).data(), type, device(), w.rows(), w.cols());
+  few_rows_tiles(context(), rows, span, few);
   return {many, few};
 }
 
-Model::Repacked Model::repack_matrix(const Tensor& w, const NormSite* folded, std::optional<DType> type) {
-  if (type && device().is_cuda()) return to_bytes(w, folded, *type);
+Model::Repacked Model::repack_matrix(const Tensor& w, std::int64_t span, const NormSite* folded, std::optional<DType> type) {
+  if (type && device().is_cuda()) return to_bytes(w, span, folded, *type);
   if (type) {
     const Tensor out = to_int8(w, folded);
     return {out, out};
@@ -95,8 +100,8 @@ void Model::repack(const Repack& how) {
   }
   constants_ = OwnedTensor(context(), DType::f32, {config_.layers});
   zero(context(), constants_);
-  const auto take = [&](Tensor& many, Tensor& few, const NormSite* folded) {
-    const Repacked made = repack_matrix(many, folded, how.weights);
+  const auto take = [&](Tensor& many, Tensor& few, const NormSite* folded, std::int64_t span = kTileRows) {
+    const Repacked made = repack_matrix(many, span, folded, how.weights);
     many = made.many;
     few = made.few;
   };
@@ -106,9 +111,9 @@ void Model::repack(const Repack& how) {
     block.compute_constant(context(), constant);
     const bool fold1 = how.fold && can_fold(block.site1()), fold2 = how.fold && can_fold(block.site2());
     LayerWeights &w = weights_.layers[l], &few = few_.layers[l];
-    take(w.qkv, few.qkv, fold1 ? &block.site1() : nullptr);
+    take(w.qkv, few.qkv, fold1 ? &block.site1() : nullptr, config_.head_dim);
     take(w.o, few.o, nullptr);
-    take(w.gate_up, few.gate_up, fold2 ? &block.site2() : nullptr);
+    take(w.gate_up, few.gate_up, fold2 ? &block.site2() : nullptr, 2 * config_.mlp);
     take(w.down, few.down, nullptr);
     block.repack({.weights = w, .folded1 = fold1, .folded2 = fold2, .constant = constant});
   }

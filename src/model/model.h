@@ -64,9 +64,10 @@ class Model {
   struct Repacked {
     Tensor many, few;
   };
-  Repacked repack_matrix(const Tensor& w, const NormSite* folded, std::optional<DType> type);
+  // span: of its tiles (few_rows_tiles).
+  Repacked repack_matrix(const Tensor& w, std::int64_t span, const NormSite* folded, std::optional<DType> type);
   Tensor to_int8(const Tensor& w, const NormSite* folded);
-  Repacked to_bytes(const Tensor& w, const NormSite* folded, DType type);
+  Repacked to_bytes(const Tensor& w, std::int64_t span, const NormSite* folded, DType type);
 
   OwnedTensor c_attn_;
   OwnedTensor constants_;     // C of every layer once they do not change any more

@@ -45,6 +45,7 @@ void embedding(Context&, const Tensor&, const Tensor&, const Tensor&, const Embe
 void embedding_backward(Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const EmbeddingScale&) { absent(); }
 
 bool few_rows_fit(Context&) { return false; }
+void few_rows_tiles(Context&, const Tensor&, std::int64_t, const Tensor&) { absent(); }
 void few_rows_qkv(Context&, const FewRows&, const Tensor&, const FewHeads&) { absent(); }
 void few_rows_linear(Context&, const FewRows&, const Tensor&, const FewResidual&) { absent(); }
 void few_rows_swiglu(Context&, const FewRows&, const Tensor&, const Tensor&) { absent(); }

@@ -26,6 +26,12 @@ struct Bytes {
       : memory(ctx, byte_matrix_size(w.rows(), w.cols())), t(byte_matrix(memory.data(), type, ctx.device(), w.rows(), w.cols())) {
     round_to_bytes(ctx, w, by, factor, t);
   }
+  // In the order that products of few rows read.
+  Bytes(Context& ctx, const Bytes& rows, std::int64_t span)
+      : memory(ctx, byte_matrix_size(rows.t.rows(), rows.t.cols())),
+        t(byte_matrix(memory.data(), rows.t.dtype, ctx.device(), rows.t.rows(), rows.t.cols())) {
+    few_rows_tiles(ctx, rows.t, span, t);
+  }
   std::vector<double> wide(Context& ctx) const {
     const OwnedTensor out = make_tensor(ctx, DType::f32, {t.rows(), t.cols()});
     widen(ctx, t, out);
@@ -108,6 +114,34 @@ struct Products {
   }
 };
 
+// For each tile and eighth of the columns, sixteen bytes at a time: 64 columns, first eight lower rows, then the eight upper ones they
+// meet.
+TEST(Bytes, LieInTheOrderOfTiles) {
+  BHYT_SKIP_WITHOUT_GPU();
+  Context& ctx = test::context_on(Device::cuda(0));
+  constexpr std::int64_t kDepth = 1024;
+  const auto bytes_of = [&](const Bytes& b) {
+    std::vector<std::uint8_t> bytes(b.memory.bytes());
+    ctx.copy(Device::cpu(), bytes.data(), ctx.device(), b.memory.data(), bytes.size());
+    return bytes;
+  };
+  for (const auto& [outs, span] : {std::pair<std::int64_t, std::int64_t>{37, 16}, {192, 64}, {80, 80}, {48, 16}}) {
+    const Bytes rows(ctx, DType::i8, make_tensor(ctx, DType::bf16, {outs, kDepth}, values_of(DType::bf16, outs, kDepth, 2)));
+    const auto from = bytes_of(rows), got = bytes_of(Bytes(ctx, rows, span));
+    std::size_t at = 0;
+    for (std::int64_t tile = 0; tile < (outs + 15) / 16; ++tile) {
+      const std::int64_t low = span == 16 ? std::min(tile * 16, outs - 16) : tile / (span / 16) * span + tile % (span / 16) * 8;
+      for (std::int64_t column = 0; column < kDepth; column += 64)
+        for (const std::int64_t first : {low, low + span / 2})
+          for (std::int64_t row = first; row < first + 8; ++row)
+            for (std::int64_t i = 0; i < 64; ++i, ++at)
+              ASSERT_EQ(got[at], from[static_cast<std::size_t>(row * kDepth + column + i)]) << outs << " rows, " << at;
+    }
+    const std::vector<std::uint8_t> scales(from.end() - outs * 4, from.end());
+    EXPECT_EQ(std::vector<std::uint8_t>(got.end() - outs * 4, got.end()), scales);
+  }
+}
+
 // One tile and many, the last one inside the one before it; few columns and more than stay in shared memory.
 TEST(Bytes, LogitsOfFewRows) {
   BHYT_SKIP_WITHOUT_GPU();
@@ -120,7 +154,7 @@ TEST(Bytes, LogitsOfFewRows) {
           const Products p{ctx, rows, depth};
           const Bytes w(ctx, type, make_tensor(ctx, DType::bf16, {outs, depth}, values_of(DType::bf16, outs, depth, 2)));
           const OwnedTensor y = make_tensor(ctx, DType::f32, {rows, outs});
-          few_rows_logits(ctx, {.x = p.x}, w.t, y);
+          few_rows_logits(ctx, {.x = p.x}, Bytes(ctx, w, kTileRows).t, y);
           const auto got = to_doubles(ctx, y), wide = w.wide(ctx);
           for (std::int64_t r = 0; r < rows; ++r)
             for (std::int64_t o = 0; o < outs; ++o) {
@@ -143,7 +177,7 @@ TEST(Bytes, GateAndUpOfFewRows) {
       for (std::size_t i = 0; i < values.size(); ++i) values[i] *= std::exp2(-6.0 - static_cast<double>(i / kDepth % 4));
       const Bytes w(ctx, type, make_tensor(ctx, DType::bf16, {2 * kWidth, kDepth}, values));
       const OwnedTensor h = make_tensor(ctx, DType::bf16, {rows, kWidth});
-      few_rows_swiglu(ctx, {.x = p.x}, w.t, h);
+      few_rows_swiglu(ctx, {.x = p.x}, Bytes(ctx, w, 2 * kWidth).t, h);
       const auto got = to_doubles(ctx, h), wide = w.wide(ctx);
       for (std::int64_t r = 0; r < rows; ++r)
         for (std::int64_t o = 0; o < kWidth; ++o) {
@@ -164,7 +198,7 @@ TEST(Bytes, ResidualOfFewRows) {
       const auto residual = values_of(DType::bf16, rows, kOuts, 5);
       const OwnedTensor add = make_tensor(ctx, DType::bf16, {rows, kOuts}, residual), y = make_tensor(ctx, DType::bf16, {rows, kOuts});
       const Bytes w(ctx, type, make_tensor(ctx, DType::bf16, {kOuts, kDepth}, values_of(DType::bf16, kOuts, kDepth, 2)));
-      few_rows_linear(ctx, {.x = p.x}, w.t, {.residual = add, .y = y});
+      few_rows_linear(ctx, {.x = p.x}, Bytes(ctx, w, kTileRows).t, {.residual = add, .y = y});
       const auto got = to_doubles(ctx, y), wide = w.wide(ctx);
       for (std::int64_t r = 0; r < rows; ++r)
         for (std::int64_t o = 0; o < kOuts; ++o) {

@@ -7,6 +7,7 @@
 #include <cuda.h>
 #include <cudaTypedefs.h>
 
+#include "core/bulk_copy.cuh"
 #include "ops/attention/flash.cuh"
 
 namespace bhyt::cuda::wgmma {
@@ -69,30 +70,6 @@ void launch(Context& ctx, Kernel kernel, int heads, const flash::Call& call, con
 }
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// A barrier lets a phase pass when `count` arrivals and all announced bytes have come; phases alternate between parities 0 and 1.
-__device__ __forceinline__ void barrier_init(unsigned barrier, int count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
-// What one thread initialized is there for the accelerator too; the block's other threads see it after a __syncthreads.
-__device__ __forceinline__ void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-__device__ __forceinline__ void barrier_arrive(unsigned barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(unsigned barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void barrier_wait(unsigned barrier, int parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n"
-      "}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-
 // Begins to bring a tile: 64 columns from `column` on of rows row … row+63 of sequence b; zeros for rows past its end.
 __device__ __forceinline__ void load_tile(unsigned tile, const CUtensorMap& map, int column, int row, int b, unsigned barrier) {
   asm volatile(
@@ -100,13 +77,6 @@ __device__ __forceinline__ void load_tile(unsigned tile, const CUtensorMap& map,
       "l"(&map), "r"(column), "r"(row), "r"(b), "r"(barrier)
       : "memory");
 }
-// The same for a piece of memory; everything is a multiple of 16 bytes.
-__device__ __forceinline__ void load_bytes(unsigned to, const void* from, int bytes, unsigned barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes),
-               "r"(barrier)
-               : "memory");
-}
-
 // How the tensor core finds a tile: address and the distance of groups of eight rows (1024 bytes), in 16 bytes; 128-byte swizzle.
 __device__ __forceinline__ std::uint64_t descriptor(unsigned tile) {
   return (std::uint64_t{1} << 62) | (std::uint64_t{1024 >> 4} << 32) | (std::uint64_t{1} << 16) | ((tile & 0x3FFFF) >> 4);

@@ -7,8 +7,6 @@ namespace bhyt {
 
 namespace {
 
-constexpr std::int64_t kTile = 16;  // rows of w that a block multiplies at a time
-
 // What widths are multiples of: 64 bytes of a row of w for each of eight warps.
 std::int64_t slice_of(DType weights) { return 512 / static_cast<std::int64_t>(size_of(weights)); }
 
@@ -19,8 +17,8 @@ void check_product(const char* op, const FewRows& in, const Tensor& w, const Ten
   check(x.device.is_cuda() && x.dtype == DType::bf16 && x.rows() >= 1 && x.rows() <= kFewRows && x.cols() % slice_of(w.dtype) == 0,
         "[{}] expected 1 to {} rows of bf16 on a GPU, their width a multiple of {}, got {} {} on {}", op, kFewRows, slice_of(w.dtype),
         name_of(x.dtype), shape_string(x), name_of(x.device));
-  check(w.device == x.device && w.cols() == x.cols() && w.rows() >= kTile, "[{}] expected w [{} or more, {}] on {}, got {} on {}", op,
-        kTile, x.cols(), name_of(x.device), shape_string(w), name_of(w.device));
+  check(w.device == x.device && w.cols() == x.cols() && w.rows() >= kTileRows, "[{}] expected w [{} or more, {}] on {}, got {} on {}", op,
+        kTileRows, x.cols(), name_of(x.device), shape_string(w), name_of(w.device));
   check(out.rows() == x.rows() && out.cols() == columns && out.device == x.device, "[{}] expected a result [{}, {}], got {}", op, x.rows(),
         columns, shape_string(out));
   check(!in.add ||
@@ -36,7 +34,20 @@ void check_product(const char* op, const FewRows& in, const Tensor& w, const Ten
 bool few_rows_take(Context& ctx, DType weights, std::int64_t width, std::int64_t mlp, const AttentionShape& s) {
   if (!ctx.device().is_cuda() || !cuda::few_rows_fit(ctx)) return false;
   const std::int64_t slice = slice_of(weights);
-  return width % slice == 0 && width <= kFewRowsWidest && mlp % slice == 0 && s.heads * s.head_dim % slice == 0 && s.head_dim % kTile == 0;
+  return width % slice == 0 && width <= kFewRowsWidest && mlp % slice == 0 && s.heads * s.head_dim % slice == 0 &&
+         s.head_dim % kTileRows == 0;
+}
+
+void few_rows_tiles(Context& ctx, const Tensor& w, std::int64_t span, const Tensor& out) {
+  check(w.device.is_cuda() && size_of(w.dtype) == 1 && w.cols() % slice_of(w.dtype) == 0 && w.rows() >= kTileRows,
+        "[few_rows_tiles] expected at least {} rows of bytes on a GPU, their width a multiple of {}, got {} {} on {}", kTileRows,
+        slice_of(w.dtype), name_of(w.dtype), shape_string(w), name_of(w.device));
+  check(span % kTileRows == 0 && (span == kTileRows || w.rows() % span == 0),
+        "[few_rows_tiles] expected pairs within a multiple of {} rows that divides {}, got {}", kTileRows, w.rows(), span);
+  check(out.dtype == w.dtype && out.device == w.device && out.rows() == w.rows() && out.cols() == w.cols() && out.data != w.data,
+        "[few_rows_tiles] expected a result {} {}, got {} {}", name_of(w.dtype), shape_string(w), name_of(out.dtype), shape_string(out));
+  const Operation operation(ctx, "few_rows_tiles", profile::Kind::other, w.device);
+  cuda::few_rows_tiles(ctx, w, span, out);
 }
 
 void few_rows_qkv(Context& ctx, const FewRows& in, const Tensor& w, const FewHeads& out) {
@@ -51,7 +62,7 @@ void few_rows_qkv(Context& ctx, const FewRows& in, const Tensor& w, const FewHea
 
 void few_rows_linear(Context& ctx, const FewRows& in, const Tensor& w, const FewResidual& out) {
   check_product("few_rows_linear", in, w, out.y, w.rows());
-  check(w.rows() % kTile == 0, "[few_rows_linear] expected a multiple of {} rows of w, got {}", kTile, w.rows());
+  check(w.rows() % kTileRows == 0, "[few_rows_linear] expected a multiple of {} rows of w, got {}", kTileRows, w.rows());
   check(!out.z || (out.site && out.given && out.site->stat == Stat::given && !out.site->gate),
         "[few_rows_linear] expected a norm behind it whose statistic is given");
   const Operation operation(ctx, "few_rows_linear", profile::Kind::matrix, w.device);

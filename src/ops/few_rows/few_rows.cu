@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/few_rows/few_rows_outs.cuh"
+#include "ops/few_rows/few_rows_sources.cuh"
 #include "ops/few_rows/scaled_rows.cuh"
 #include "ops/gemm/bytes.h"
 
@@ -11,46 +12,7 @@ namespace bhyt::cuda {
 namespace few {
 namespace {
 
-// Where a lane's next weights lie: tile after tile of its block, step after step of its warp's eighth of the columns.
-template <class W, int Batch, class Out>
-struct Source {
-  const W* w;
-  std::int64_t ld;
-  int tile, tiles, step = 0, steps;
-  const Out& out;
-  const W *low, *high;
-
-  __device__ __forceinline__ Source(const W* matrix, std::int64_t between, int count, int in_tile, const Out& to)
-      : w(matrix), ld(between), tile(blockIdx.x), tiles(count), steps(in_tile), out(to) {
-    point();
-  }
-  __device__ __forceinline__ void point() {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const TileRows rows = out.rows(tile);
-    const std::int64_t column = static_cast<std::int64_t>(warp) * steps * Layout<W>::kStep + lane % 4 * Layout<W>::kLane;
-    low = w + (rows.low + lane / 4) * ld + column;
-    high = w + (rows.high + lane / 4) * ld + column;
-  }
-  // A batch of steps, which does not reach beyond a tile, as one group.
-  __device__ __forceinline__ void fetch(const Ring& ring, int stage) {
-    if (tile < tiles) {
-#pragma unroll
-      for (int i = 0; i < Batch; ++i) {
-        fetch16_of_256(ring.chunk(stage + i, 0), low + i * Layout<W>::kStep);
-        fetch16_of_256(ring.chunk(stage + i, 1), high + i * Layout<W>::kStep);
-      }
-      low += Batch * Layout<W>::kStep;
-      high += Batch * Layout<W>::kStep;
-      step += Batch;
-      if (step == steps) {
-        step = 0;
-        tile += gridDim.x;
-        if (tile < tiles) point();
-      }
-    }
-    close_group();
-  }
-};
+constexpr int kSteps = 12, kMoreSteps = 16;  // of weights under way
 
 // A lane's columns of x. Those that come as they are (Raw) are asked for a batch or two before they are needed, beside the weights, which
 // take longer; others lie in shared memory.
@@ -142,31 +104,22 @@ __device__ __forceinline__ float factor_of(const In& in, const float (&squares)[
   return p.factor * p.out_factor * value_or(p.scale, 1.f) * (p.stat == Stat::rms ? rsqrtf(s.s0 + p.eps) : 1.f);
 }
 
-// The weights of a product.
-template <class W>
-struct WeightMatrix {
-  const W* data;
-  const float* scales;  // of rows of bytes
-  std::int64_t ld;
-  int tiles, round;
-};
-
 // Tiles of w belong to blocks in turns, `round` of them before their sums over the warps are made; a warp multiplies its eighth of the
 // columns. Steps are asked for in batches, so that memory gives long pieces of few rows at a time.
 template <class W, bool Raw, int Batch, class Out>
 __global__ void __launch_bounds__(kThreads, 1) product_kernel(const In in, const WeightMatrix<W> w, const Out out) {
-  constexpr int kStep = Layout<W>::kStep, kStages = Ring::kStages;
+  using R = Ring<kSteps>;
+  constexpr int kStep = Layout<W>::kStep, kStages = R::kStages;
   extern __shared__ __align__(16) char memory[];
   __shared__ float places[kWarps], scales[kRows], squares[kWarps][kRows];
-  bf16* const x = reinterpret_cast<bf16*>(memory + Ring::kBytes);
+  bf16* const x = reinterpret_cast<bf16*>(memory + R::kBytes);
   const int ldx = in.columns + Layout<W>::kPad, lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = gridDim.x,
             steps = in.columns / Layout<W>::kSlice;
   auto* const partial = reinterpret_cast<float4*>(x + (Raw ? 0 : static_cast<std::size_t>(in.rows) * ldx));
-  const Ring ring(memory);
-  Source<W, Batch, Out> source(w.data, w.ld, w.tiles, steps, out);
+  Source<R, W, Batch, Out> source(w, out, memory, steps);
   let_next_begin();
 #pragma unroll 1
-  for (int i = 0; i < kStages; i += Batch) source.fetch(ring, i);
+  for (int i = 0; i < kStages; i += Batch) source.fetch(i);
   if constexpr (!Raw) bring_learned_near(in);
   wait_for_previous();
   if constexpr (!Raw) take_rows(in, x, ldx, scales, places);
@@ -192,13 +145,13 @@ __global__ void __launch_bounds__(kThreads, 1) product_kernel(const In in, const
         if (counting)
 #pragma unroll
           for (int k = 0; k < Batch * Layout<W>::kXChunks; ++k) square += squares_of(b[k / Layout<W>::kXChunks][k % Layout<W>::kXChunks]);
-        wait_for_groups<kStages / Batch - 1>();
+        source.wait(stage);
 #pragma unroll
         for (int i = 0; i < Batch; ++i) {
-          const uint4 low = read16(ring.chunk(stage + i, 0)), high = read16(ring.chunk(stage + i, 1));
+          const uint4 low = read16(source.ring.chunk(stage + i, 0)), high = read16(source.ring.chunk(stage + i, 1));
           multiply_step<W>(c, low, high, b[i]);
         }
-        source.fetch(ring, stage);
+        source.fetch(stage);
       }
       partial[(r * kWarps + warp) * 32 + lane] = make_float4(c[0][0] + c[1][0], c[0][1] + c[1][1], c[0][2] + c[1][2], c[0][3] + c[1][3]);
       if (counting) {
@@ -233,27 +186,26 @@ __global__ void __launch_bounds__(kThreads, 1) product_kernel(const In in, const
 }
 
 // The same for one or two rows and weights of one byte.
-template <class W, class Out>
-__global__ void __launch_bounds__(kThreads, 1) scaled_kernel(const In in, const WeightMatrix<W> w, const Out out, bool whole) {
+template <class R, class W, bool Whole, class Out>
+__global__ void __launch_bounds__(kThreads, 1) scaled_kernel(const In in, const WeightMatrix<W> w, const Out out) {
   using S = Scaled<W>;
-  constexpr int kStep = Layout<W>::kStep, kStages = Ring::kStages, kBatch = kScaledBatch;
+  constexpr int kStep = Layout<W>::kStep, kStages = R::kStages, kBatch = kScaledBatch;
   extern __shared__ __align__(16) char memory[];
   __shared__ float places[kWarps], scales[kRows], squares[kWarps][kRows];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = gridDim.x, columns = in.columns / kWarps, steps = columns / kStep;
   const int ldx = in.columns + Layout<W>::kPad, of_warp = in.rows * S::kLines * S::line(columns);
-  const Ring ring(memory);
-  char* const lines = memory + Ring::kBytes + warp * of_warp;
-  auto* const partial = reinterpret_cast<float4*>(memory + Ring::kBytes + kWarps * of_warp);
+  char* const lines = memory + R::kBytes + warp * of_warp;
+  auto* const partial = reinterpret_cast<float4*>(memory + R::kBytes + kWarps * of_warp);
   auto* const x = reinterpret_cast<bf16*>(partial + w.round * kWarps * 32);
-  Source<W, kBatch, Out> source(w.data, w.ld, w.tiles, steps, out);
+  Source<R, W, kBatch, Out> source(w, out, memory, steps);
   let_next_begin();
 #pragma unroll 1
-  for (int i = 0; i < kStages; i += kBatch) source.fetch(ring, i);
-  if (whole) bring_learned_near(in);
+  for (int i = 0; i < kStages; i += kBatch) source.fetch(i);
+  if constexpr (Whole) bring_learned_near(in);
   wait_for_previous();
-  if (whole) take_rows(in, x, ldx, scales, places);
+  if constexpr (Whole) take_rows(in, x, ldx, scales, places);
   float back[kScaledRows] = {};
-  scale_rows<W>(in, whole ? x : nullptr, ldx, lines, back, squares);
+  scale_rows<W, Whole>(in, x, ldx, lines, back, squares);
   const char* const own_x = lines + S::place(lane, in.rows, columns);
 
   float factors[2] = {1, 1};
@@ -272,13 +224,13 @@ __global__ void __launch_bounds__(kThreads, 1) scaled_kernel(const In in, const 
         for (int k = 0; k < kBatch; ++k)
 #pragma unroll
           for (int i = 0; i < S::kXChunks; ++i) b[k][i] = *reinterpret_cast<const uint4*>(own_x + ((s + k) * 4 * S::kXChunks + i) * 16);
-        wait_for_groups<kStages / kBatch - 1>();
+        source.wait(stage);
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
-          const uint4 low = read16(ring.chunk(stage + i, 0)), high = read16(ring.chunk(stage + i, 1));
+          const uint4 low = read16(source.ring.chunk(stage + i, 0)), high = read16(source.ring.chunk(stage + i, 1));
           S::multiply_step(c, low, high, b[i]);
         }
-        source.fetch(ring, stage);
+        source.fetch(stage);
       }
       partial[(r * kWarps + warp) * 32 + lane] =
           make_float4(static_cast<float>(c[0][0] + c[1][0]) * back[0], static_cast<float>(c[0][1] + c[1][1]) * back[1],
@@ -295,7 +247,7 @@ __global__ void __launch_bounds__(kThreads, 1) scaled_kernel(const In in, const 
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const int i = place.at + e;
-          factors[e] = whole ? (i < in.rows ? scales[i] : 0.f) : factor_of(in, squares, i, own == 0);
+          factors[e] = Whole ? (i < in.rows ? scales[i] : 0.f) : factor_of(in, squares, i, own == 0);
         }
       }
 #pragma unroll
@@ -337,25 +289,34 @@ void launch(Context& ctx, const In& in, const Tensor& w, int tiles, const Out& o
   using L = Layout<W>;
   const int blocks = std::min(tiles, multiprocessors(ctx)), round = std::min(kWarps, (tiles + blocks - 1) / blocks);
   const std::size_t rows = Raw ? 0 : static_cast<std::size_t>(in.rows) * static_cast<std::size_t>(in.columns + L::kPad) * sizeof(bf16);
-  const std::size_t bytes = Ring::kBytes + rows + static_cast<std::size_t>(round) * kWarps * 32 * sizeof(float4);
+  const std::size_t bytes = Ring<kSteps>::kBytes + rows + static_cast<std::size_t>(round) * kWarps * 32 * sizeof(float4);
   const auto kernel = in.columns % (4 * L::kSlice) == 0 ? product_kernel<W, Raw, 4, Out> : product_kernel<W, Raw, 1, Out>;
   const WeightMatrix<W> matrix{w.as<W>(), L::kBytes ? byte_scales(w) : nullptr, w.ld, tiles, round};
   launch_early(ctx, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, bytes, in, matrix, out);
 }
 
+template <class R, class W, class Out>
+void launch_scaled(Context& ctx, const In& in, const WeightMatrix<W>& w, int blocks, bool whole, const Out& out) {
+  using S = Scaled<W>;
+  const int bytes = R::kBytes +
+                    kWarps * (in.rows * S::kLines * S::line(in.columns / kWarps) + w.round * 32 * static_cast<int>(sizeof(float4))) +
+                    (whole ? in.rows * (in.columns + Layout<W>::kPad) * static_cast<int>(sizeof(bf16)) : 0);
+  launch_early(ctx, whole ? scaled_kernel<R, W, true, Out> : scaled_kernel<R, W, false, Out>, dim3(static_cast<unsigned>(blocks)), kThreads,
+               static_cast<std::size_t>(bytes), in, w, out);
+}
 // Whether it was launched: there are few rows, of widths that suit it.
 template <class W, class Out>
-bool launch_scaled(Context& ctx, const In& in, const Tensor& w, int tiles, bool whole, const Out& out) {
+bool scaled(Context& ctx, const In& in, const Tensor& w, int tiles, bool whole, const Out& out) {
   if constexpr (Layout<W>::kBytes) {
-    using S = Scaled<W>;
     const int columns = in.columns / kWarps;
     if (in.rows > kScaledRows || in.columns % (kWarps * kPieceColumns) != 0 || columns > kMostPieces * kPieceColumns) return false;
-    const int blocks = std::min(tiles, multiprocessors(ctx)), round = std::min(kWarps, (tiles + blocks - 1) / blocks);
-    const int bytes = Ring::kBytes + kWarps * (in.rows * S::kLines * S::line(columns) + round * 32 * static_cast<int>(sizeof(float4))) +
-                      (whole ? in.rows * (in.columns + Layout<W>::kPad) * static_cast<int>(sizeof(bf16)) : 0);
-    const WeightMatrix<W> matrix{w.as<W>(), byte_scales(w), w.ld, tiles, round};
-    launch_early(ctx, scaled_kernel<W, Out>, dim3(static_cast<unsigned>(blocks)), kThreads, static_cast<std::size_t>(bytes), in, matrix,
-                 out, whole);
+    const int blocks = std::min(tiles, multiprocessors(ctx)), of_block = (tiles + blocks - 1) / blocks;
+    const WeightMatrix<W> matrix{w.as<W>(), byte_scales(w), w.ld, tiles, std::min(kWarps, of_block)};
+    // A kernel that has no use for more leaves room for the blocks of the next one.
+    if (of_block * columns / Layout<W>::kStep <= kSteps)
+      launch_scaled<Ring<kSteps>>(ctx, in, matrix, blocks, whole, out);
+    else
+      launch_scaled<Ring<kMoreSteps>>(ctx, in, matrix, blocks, whole, out);
     return true;
   } else {
     return false;
@@ -369,7 +330,7 @@ void product_of(Context& ctx, const FewRows& rows, const Tensor& w, int tiles, c
   // row first, unless it is a scale that can follow.
   const bool whole = in.normed && (!in.after || in.add),
              often = tiles > multiprocessors(ctx) && in.rows > kFew && in.columns <= kFewRowsWidest;
-  if (launch_scaled<W>(ctx, in, w, tiles, whole, out)) return;
+  if (scaled<W>(ctx, in, w, tiles, whole, out)) return;
   if (whole || often)
     launch<W, false>(ctx, in, w, tiles, out);
   else
@@ -394,7 +355,8 @@ bool few_rows_fit(Context& ctx) {
   using namespace few;
   constexpr std::size_t kSums = kWarps * 32 * sizeof(float4);  // of a tile
   static_assert(kRows == kFewRows && Layout<bf16>::kPad >= Layout<Fp8>::kPad);
-  return shared_bytes(ctx) >= Ring::kBytes + kRows * (kFewRowsWidest + Layout<bf16>::kPad) * sizeof(bf16) + kWarps * kSums + kStaticShared;
+  return shared_bytes(ctx) >=
+         Ring<kMoreSteps>::kBytes + kRows * (kFewRowsWidest + Layout<bf16>::kPad) * sizeof(bf16) + kWarps * kSums + kStaticShared;
 }
 
 void few_rows_qkv(Context& ctx, const FewRows& in, const Tensor& w, const FewHeads& out) {
@@ -416,15 +378,20 @@ void few_rows_qkv(Context& ctx, const FewRows& in, const Tensor& w, const FewHea
 }
 
 void few_rows_linear(Context& ctx, const FewRows& in, const Tensor& w, const FewResidual& out) {
-  few::LinearOut to{.residual = out.residual.as<bf16>(),
-                    .y = out.y.as<bf16>(),
-                    .z = out.z.as<bf16>(),
-                    .ld_residual = out.residual.ld,
-                    .ldy = out.y.ld,
-                    .ldz = out.z.ld,
-                    .site = {}};
-  if (out.site) to.site = {make_params(*out.site, out.y, {}, out.given), out.site->map};
-  few::product(ctx, "few_rows_linear", in, w, static_cast<int>(w.rows() / few::kTile), to);
+  const auto run = [&]<bool Normed>(few::LinearOut<Normed> to) {
+    to.residual = out.residual.as<bf16>();
+    to.y = out.y.as<bf16>();
+    to.z = out.z.as<bf16>();
+    to.ld_residual = out.residual.ld;
+    to.ldy = out.y.ld;
+    to.ldz = out.z.ld;
+    if (out.site) to.site = {make_params(*out.site, out.y, {}, out.given), out.site->map};
+    few::product(ctx, "few_rows_linear", in, w, static_cast<int>(w.rows() / few::kTile), to);
+  };
+  if (out.z)
+    run(few::LinearOut<true>{});
+  else
+    run(few::LinearOut<false>{});
 }
 
 void few_rows_swiglu(Context& ctx, const FewRows& in, const Tensor& w, const Tensor& h) {

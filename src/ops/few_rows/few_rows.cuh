@@ -55,6 +55,12 @@ __device__ __forceinline__ void multiply_step(float (&c)[2][4], const uint4& low
 struct TileRows {
   std::int64_t low, high;
 };
+// Every `span` rows belong together, the lower half of them and the upper one.
+__device__ __forceinline__ TileRows tile_rows(int tile, std::int64_t span) {
+  const int of_span = static_cast<int>(span / kTile);
+  const std::int64_t low = static_cast<std::int64_t>(tile / of_span) * span + tile % of_span * 8;
+  return {low, low + span / 2};
+}
 
 // Sixteen bytes to shared memory; what follows up to 256 comes near, for the next steps ask for it.
 __device__ __forceinline__ void fetch16_of_256(unsigned to, const void* from) {
@@ -73,9 +79,9 @@ __device__ __forceinline__ void wait_for_groups() {
 }
 
 // What a warp multiplies, on its way through shared memory: up to kStages steps are under way, each with two rows of weights for a lane.
-// Every lane reads what it has fetched itself, so that nobody waits for anybody.
+template <int Stages>
 struct Ring {
-  static constexpr int kStages = 12, kStep = 2 * 512, kBytes = kWarps * kStages * kStep;
+  static constexpr int kStages = Stages, kStep = 2 * 512, kBytes = kWarps * kStages * kStep;
   unsigned place;  // of this lane, in shared memory
 
   __device__ __forceinline__ explicit Ring(const void* memory)

@@ -23,6 +23,12 @@ struct FewRows {
 // Whether the context's device has such kernels, and these widths suit them with weights of this type.
 bool few_rows_take(Context& ctx, DType weights, std::int64_t width, std::int64_t mlp, const AttentionShape& shape);
 
+// Weights of a byte [O,I] in the order in which the kernels read them, sixteen rows at a time; the scales stay as they are. span: how many
+// rows belong together, of which the lower half meets the upper one: 2·F for gate and up, D for heads that are rotated, else kTileRows.
+constexpr std::int64_t kTileRows = 16;
+void few_rows_tiles(Context& ctx, const Tensor& w, std::int64_t span, const Tensor& out);
+
+// The products below take bf16 row by row, and bytes in the order of tiles.
 // q, k and v from w [(H+2K)·D, I], rotated; q [N, H·D], keys and values to their pages.
 struct FewHeads {
   Tensor q, pages, rope;  // rope: rope_table
@@ -48,6 +54,7 @@ void few_rows_logits(Context& ctx, const FewRows& in, const Tensor& w, const Ten
 
 namespace cuda {
 bool few_rows_fit(Context& ctx);  // into the shared memory of the GPU
+void few_rows_tiles(Context& ctx, const Tensor& w, std::int64_t span, const Tensor& out);
 void few_rows_qkv(Context& ctx, const FewRows& in, const Tensor& w, const FewHeads& out);
 void few_rows_linear(Context& ctx, const FewRows& in, const Tensor& w, const FewResidual& out);
 void few_rows_swiglu(Context& ctx, const FewRows& in, const Tensor& w, const Tensor& h);

@@ -20,11 +20,7 @@ struct QkvOut {
   const std::int32_t *positions, *sequences, *table;
   int table_width, heads, kv_heads, d;
 
-  __device__ TileRows rows(int tile) const {
-    const int per_head = d / kTile;
-    const std::int64_t low = static_cast<std::int64_t>(tile / per_head) * d + tile % per_head * 8;
-    return {low, low + d / 2};
-  }
+  __device__ TileRows rows(int tile) const { return tile_rows(tile, d); }
   struct Asked {
     float cosine[2], sine[2];
     std::int64_t at[2];  // rows of the pages
@@ -69,6 +65,8 @@ struct QkvOut {
   }
 };
 
+// Onto a residual; Normed: then z, the norm of that.
+template <bool Normed>
 struct LinearOut {
   const bf16* residual;
   bf16 *y, *z;
@@ -86,20 +84,22 @@ struct LinearOut {
     const Lane lane;
     Asked a{};
     const int column = tile * kTile + lane.row;
-    const NormParams& p = site.p;
+    [[maybe_unused]] const NormParams& p = site.p;
+    if constexpr (Normed) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      a.gamma[half] = z && p.gamma ? p.gamma[column + 8 * half] : 1.f;
-      a.beta[half] = z && p.beta ? p.beta[column + 8 * half] : 0.f;
+      for (int half = 0; half < 2; ++half) {
+        a.gamma[half] = p.gamma ? p.gamma[column + 8 * half] : 1.f;
+        a.beta[half] = p.beta ? p.beta[column + 8 * half] : 0.f;
+      }
+      a.shift = value_or(p.shift, 0.f);
     }
-    if (z) a.shift = value_or(p.shift, 0.f);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int i = lane.at + e;
       if (i >= n) break;
       if (residual)
         for (int half = 0; half < 2; ++half) a.residual[2 * half + e] = load1(residual + i * ld_residual + column + 8 * half);
-      if (z) a.scale[e] = row_scale(p, kept_stats(p, i));
+      if constexpr (Normed) a.scale[e] = row_scale(p, kept_stats(p, i));
     }
     return a;
   }
@@ -114,7 +114,7 @@ struct LinearOut {
         const int column = tile * kTile + 8 * half + lane.row;
         const float v = rounded<bf16>(c[2 * half + e] + a.residual[2 * half + e]);
         store1(y + i * ldy + column, v);
-        if (!z) continue;
+        if constexpr (!Normed) continue;
         const float f = mapped(site.map, fmaf(a.scale[e].a, v - a.scale[e].mean, a.shift));
         store1(z + i * ldz + column, site.p.out_factor * fmaf(a.gamma[half], f, a.beta[half]));
       }

@@ -183,9 +183,9 @@ struct Scaled<Fp8> {
   }
 };
 
-// The rows of this warp's columns, scaled, behind `lines`; `whole` rows lie in shared memory, ldx apart. Then `back` is what a lane's sums
+// The rows of this warp's columns, scaled, behind `lines`; Whole: they lie in shared memory, ldx apart. Then `back` is what a lane's sums
 // of each row are multiplied by, and `squares` has the sum of squares of each.
-template <class W>
+template <class W, bool Whole>
 __device__ __forceinline__ void scale_rows(const In& in, const bf16* whole, int ldx, char* lines, float (&back)[kScaledRows],
                                            float (&squares)[kWarps][kRows]) {
   using S = Scaled<W>;
@@ -193,7 +193,7 @@ __device__ __forceinline__ void scale_rows(const In& in, const bf16* whole, int 
 #pragma unroll 1
   for (int row = 0; row < in.rows; ++row) {
     Pieces pieces{.n = columns / kPieceColumns};
-    if (whole)
+    if constexpr (Whole)
       pieces.read<true>(whole + row * ldx + own);
     else
       pieces.read<false>(in.x + row * in.ld + own);
@@ -213,7 +213,7 @@ __device__ __forceinline__ void scale_rows(const In& in, const bf16* whole, int 
       back[0] = factor;
     else
       back[1] = factor;
-    if (!in.after || whole) continue;
+    if (Whole || !in.after) continue;
     square = warp_sum(square);
     if (lane == 0) squares[warp][row] = square;
   }
