@@ -39,6 +39,8 @@ if(CUDNN_LIBRARY AND CUDNN_FRONTEND_INCLUDE)
   target_link_libraries(bhyt_cuda_libraries INTERFACE ${CUDNN_LIBRARY})
   target_compile_definitions(bhyt_cuda_libraries INTERFACE BHYT_CUDNN)
   target_include_directories(bhyt_cuda_libraries SYSTEM INTERFACE ${CUDNN_FRONTEND_INCLUDE})
+  # It builds graphs, once for each shape: with the library's headers -O3 takes 20 s longer.
+  set_source_files_properties(src/ops/attention/attention_cudnn.cpp PROPERTIES COMPILE_OPTIONS $<$<CONFIG:Release>:-O2>)
   message(STATUS "CUDA attention: cuDNN (${CUDNN_LIBRARY}), own kernels where it cannot")
 else()
   message(STATUS "CUDA attention: own kernels (cuDNN or cudnn-frontend not found)")

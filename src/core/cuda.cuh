@@ -135,8 +135,6 @@ void launch_early(Context& ctx, void (*kernel)(Params...), dim3 grid, int thread
   // As much as there is, whatever this call takes: contexts in other threads may launch the same kernel with more.
   const auto most = static_cast<int>(shared_bytes(ctx) - kStaticShared);
   BHYT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most));
-  int major = 0;
-  BHYT_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ctx.queue().device));
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -148,7 +146,7 @@ void launch_early(Context& ctx, void (*kernel)(Params...), dim3 grid, int thread
   config.dynamicSmemBytes = bytes;
   config.stream = stream(ctx);
   config.attrs = attributes;
-  config.numAttrs = major == 9 ? (Cluster > 1 ? 2 : 1) : 0;  // elsewhere the code has no wait (it is compiled for sm_80)
+  config.numAttrs = has_hopper_code(ctx, kernel) ? (Cluster > 1 ? 2 : 1) : 0;  // elsewhere the code has no wait (it is compiled for sm_80)
   BHYT_CUDA(cudaLaunchKernelEx(&config, kernel, Params(args)...));
 }
 

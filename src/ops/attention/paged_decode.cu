@@ -172,7 +172,8 @@ __global__ void __launch_bounds__(32 * Warps) decode_kernel(const PagedCall a, i
                    a.pages + static_cast<std::int64_t>(table[page]) * kPage * a.ld + static_cast<std::int64_t>(h) * D, a.ld, value_at,
                    seen - page * kPage);
   };
-  const int start = warp * splits + split, stride = splits * Warps;
+  // A cluster's warps with one page lie in all of its blocks.
+  const int start = Cluster > 1 ? warp * splits + split : split * Warps + warp, stride = splits * Warps;
   // Pages must not be read before the wait, for those of a beginning that sequences share may be written in the same step; but they may
   // come near. Positions and table are the host's.
   static_assert(kPage == 32);  // a lane to a position

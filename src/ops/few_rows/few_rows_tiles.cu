@@ -27,6 +27,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace few
 
 void few_rows_tiles(Context& ctx, const Tensor& w, std::int64_t span, const Tensor& out) {
+  static_assert(few::kTile == kTileRows && byte_rows(1) == kTileRows);
   const auto tiles = static_cast<unsigned>(byte_rows(w.rows()) / few::kTile);
   few::tiles_kernel<<<tiles, few::kThreads, 0, stream(ctx)>>>(w.as<char>(), w.ld, w.rows(), span, out.as<char>());
   BHYT_CUDA(cudaMemcpyAsync(byte_scales(out), byte_scales(w), static_cast<std::size_t>(w.rows()) * sizeof(float), cudaMemcpyDeviceToDevice,
