@@ -1,5 +1,5 @@
-// Copies from global to shared memory that Hopper's copy engine does by itself, and the barriers in shared memory that say when they are
-// there. Barriers are given by their address in shared memory.
+// Copies from global to shared memory that Hopper's tensor memory accelerator (TMA) does by itself, and the barriers in shared memory
+// (mbarrier) that say when they are there. Barriers are given by their address in shared memory.
 #pragma once
 
 namespace bhyt::cuda {

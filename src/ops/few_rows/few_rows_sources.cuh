@@ -62,8 +62,7 @@ struct RowSource {
 };
 
 // Weights in the order of tiles (few_rows_tiles): what a warp multiplies of a tile lies together, step after step, as the lanes read it.
-// Hopper's copy engine brings a batch at a time: a row of x that the threads load does not wait behind the weights under way, and there is
-// little code before it.
+// Hopper's tensor memory accelerator (TMA) brings a batch at a time, which takes little code before a row of x can be read.
 template <class R, class W, int Batch, class Out>
 struct TileSource {
   static constexpr int kBatchBytes = Batch * R::kStep;
