@@ -44,7 +44,7 @@ fi
 echo "$gpus" | tee "$logs/machine.txt"
 if wants tests; then
   for t in test_ops test_parallel test_model test_analysis test_train; do run_tests $t $t; done
-  for way in cudnn flash plain; do BHYT_ATTENTION=$way run_tests test_ops "attention-$way" 'Attention*'; done
+  for way in cudnn flash tiled plain; do BHYT_ATTENTION=$way run_tests test_ops "attention-$way" 'Attention*'; done
 fi
 if wants sanitizer; then
   # sanitize TOOL NAME FILTER
@@ -58,7 +58,7 @@ if wants sanitizer; then
   for tool in memcheck initcheck racecheck; do
     sanitize $tool operations "${SANITIZER_FILTER:-Norm.Cases:Swiglu.*:Rope.Cases:Embedding.Cases:AdamW.Cases:CrossEntropy.Cases}"
     # Not by cuDNN: its kernels read parts of their own workspace that nobody wrote, which initcheck reports.
-    for way in hopper flash; do BHYT_ATTENTION=$way sanitize $tool attention-$way Attention.Cases; done
+    for way in hopper flash tiled; do BHYT_ATTENTION=$way sanitize $tool attention-$way Attention.Cases; done
   done
 fi
 if wants parity; then

@@ -10,6 +10,12 @@ void attention_any(Context& ctx, const Tensor& qkv, const Tensor& out, const Ten
 void attention_any_backward(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
                             const Tensor& dqkv, const AttentionShape& shape);
 
+// By tiles on the ordinary cores: fp32 and bf16, head widths up to 128. False: nothing was done.
+bool attention_tiled(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first,
+                     const AttentionShape& shape);
+bool attention_tiled_backward(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first,
+                              const Tensor& dout, const Tensor& dqkv, const AttentionShape& shape);
+
 // cuDNN, where it is built in and takes the shape: bf16, causal, no document mask. False: nothing was done.
 bool attention_cudnn(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const AttentionShape& shape);
 bool attention_cudnn_backward(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& dout, const Tensor& dqkv,
