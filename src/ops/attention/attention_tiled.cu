@@ -91,7 +91,10 @@ struct Tiles {
 #pragma unroll
           for (int i = 0; i < R; ++i) {
             const float p = e == 0 ? x[i].x : e == 1 ? x[i].y : e == 2 ? x[i].z : x[i].w;
-            sum[i][c] += p * y.x, sum[i][c + 1] += p * y.y, sum[i][c + 2] += p * y.z, sum[i][c + 3] += p * y.w;
+            sum[i][c] += p * y.x;
+            sum[i][c + 1] += p * y.y;
+            sum[i][c + 2] += p * y.z;
+            sum[i][c + 3] += p * y.w;
           }
         }
     }
@@ -349,7 +352,10 @@ bool attention_tiled(Context& ctx, const Tensor& qkv, const Tensor& out, const T
   const dim3 grid(static_cast<unsigned>(s.heads), blocks_for(s.seq, kRows), static_cast<unsigned>(s.batch));
   dispatch_float(qkv.dtype, [&](auto t) {
     const auto call = call_of<decltype(t)>(s, qkv, out, lse, first);
-    narrow(s) ? forward<Narrow>(ctx, call, grid) : forward<Wide>(ctx, call, grid);
+    if (narrow(s))
+      forward<Narrow>(ctx, call, grid);
+    else
+      forward<Wide>(ctx, call, grid);
   });
   check_launch("attention_tiled");
   return true;
@@ -370,7 +376,10 @@ bool attention_tiled_backward(Context& ctx, const Tensor& qkv, const Tensor& out
     call.dqkv = dqkv.as<T>();
     call.ld_dqkv = dqkv.ld;
     call.delta = delta;
-    narrow(s) ? backward<Narrow>(ctx, call, queries, keys) : backward<Wide>(ctx, call, queries, keys);
+    if (narrow(s))
+      backward<Narrow>(ctx, call, queries, keys);
+    else
+      backward<Wide>(ctx, call, queries, keys);
   });
   check_launch("attention_tiled_backward");
   return true;
