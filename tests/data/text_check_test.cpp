@@ -66,9 +66,9 @@ class PackedText : public ::testing::Test {
   }
   // What is said while packing.
   std::string said(const std::vector<std::string>& names) {
-    testing::internal::CaptureStderr();
+    ::testing::internal::CaptureStderr();
     pack_all(names);
-    return testing::internal::GetCapturedStderr();
+    return ::testing::internal::GetCapturedStderr();
   }
   const TempDir dir;
 };

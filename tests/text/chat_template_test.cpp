@@ -174,7 +174,7 @@ TEST(ChatTemplate, ADefaultSystemMessageIsTakenOver) {
 }
 
 TEST(ChatTemplate, FilesBesideATokenizer) {
-  const fs::path dir = fs::path(testing::TempDir()) / "bhyt_chat_template";
+  const fs::path dir = fs::path(::testing::TempDir()) / "bhyt_chat_template";
   fs::remove_all(dir);
   fs::create_directories(dir);
   const auto t = make_byte_tokenizer();
