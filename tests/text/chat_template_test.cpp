@@ -256,7 +256,7 @@ TEST_F(ChatGolden, JinjaIsLlamaFactorys) {
       EXPECT_EQ(found->name, meta ? "llama3" : row) << name;
       EXPECT_EQ(found->trims, meta);
       if (!meta) {
-        EXPECT_EQ(chat_jinja(*found, t), jinja) << name << " " << row;
+        EXPECT_EQ(chat_jinja(*found, t), jinja.get<std::string>()) << name << " " << row;
       }
       ++seen;
     }
