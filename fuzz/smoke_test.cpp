@@ -64,11 +64,11 @@ Bytes mutated(Bytes b, const Bytes& other, Rng& rng) {
 
 // Keeps warnings about what was read to itself.
 struct Quiet {
-  Quiet() { testing::internal::CaptureStderr(); }
-  ~Quiet() { testing::internal::GetCapturedStderr(); }
+  Quiet() { ::testing::internal::CaptureStderr(); }
+  ~Quiet() { ::testing::internal::GetCapturedStderr(); }
 };
 
-class Smoke : public testing::TestWithParam<Target> {};
+class Smoke : public ::testing::TestWithParam<Target> {};
 
 TEST_P(Smoke, TakesOrRefusesEveryInput) {
   const Target target = GetParam();
@@ -90,7 +90,7 @@ TEST_P(Smoke, TakesOrRefusesEveryInput) {
   for (int i = 0; i < 1500; ++i) run(mutated(seeds[rng.below(seeds.size())], seeds[rng.below(seeds.size())], rng));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Smoke, testing::ValuesIn(targets().begin(), targets().end()),
+INSTANTIATE_TEST_SUITE_P(All, Smoke, ::testing::ValuesIn(targets().begin(), targets().end()),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -8,11 +8,11 @@ namespace bhyt::analysis {
 
 namespace {
 
-struct Moments {
+struct RowMoments {
   double mean = 0, square = 0, abs = 0;
 };
-Moments moments_of(std::span<const float> x) {
-  Moments m;
+RowMoments moments_of(std::span<const float> x) {
+  RowMoments m;
   for (const float v : x) {
     const auto d = static_cast<double>(v);
     m.mean += d;
@@ -35,7 +35,7 @@ void StreamStats::add(const HostRows& x) {
   beyond_.resize(static_cast<std::size_t>(x.cols));
   for (std::int64_t r = 0; r < x.rows; ++r, ++tokens_) {
     const std::span<const float> row = x.row(r);
-    const Moments m = moments_of(row);
+    const RowMoments m = moments_of(row);
     const double outlier = kOutlier * std::sqrt(m.square);
     double second = 0, fourth = 0;
     for (std::size_t i = 0; i < row.size(); ++i) {

@@ -231,11 +231,11 @@ std::vector<ToyVariant> toy_variants(std::int64_t layers, std::int64_t d) {
   all.push_back({.name = "bhyt unit gain",
                  .family = "bhyt unit gain",
                  .setting = 2.0,
-                 .norm = NormConfig{.method = "bhyt", .gain = Gain::fixed_unit}});
+                 .norm = NormConfig{.method = "bhyt", .gain = bhyt::Gain::fixed_unit}});
   all.push_back({.name = "bhyt unit, 1/√ℓ",
                  .family = "bhyt unit gain",
                  .setting = 2.0,
-                 .norm = NormConfig{.method = "bhyt", .gain = Gain::fixed_unit, .depth_factor = Depth::inv_sqrt}});
+                 .norm = NormConfig{.method = "bhyt", .gain = bhyt::Gain::fixed_unit, .depth_factor = Depth::inv_sqrt}});
   return all;
 }
 

@@ -15,13 +15,13 @@ namespace bhyt {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using Document = std::pair<std::string, std::int64_t>;             // task and row
-using BySeed = std::map<std::int64_t, double>;                     // what counts of a document, for each seed
-using Values = std::map<std::string, std::map<Document, BySeed>>;  // by task, a group as one
+using DocumentKey = std::pair<std::string, std::int64_t>;             // task and row
+using BySeed = std::map<std::int64_t, double>;                        // what counts of a document, for each seed
+using Values = std::map<std::string, std::map<DocumentKey, BySeed>>;  // by task, a group as one
 
 constexpr const char* kBits = "bits_per_byte";
 
-struct Model {
+struct NamedModel {
   const std::string& name;
   Values values;
 };
@@ -48,7 +48,7 @@ Values values_of(const Catalog& catalog, std::span<const Scored> documents) {
 }
 
 // Whatever `one` has, `other` must have.
-void check_covered(const Model& one, const Model& other) {
+void check_covered(const NamedModel& one, const NamedModel& other) {
   for (const auto& [top, documents] : one.values)
     for (const auto& [document, seeds] : documents)
       for (const auto& [seed, value] : seeds) {
@@ -68,7 +68,7 @@ double mean_over(const BySeed& seeds) {
 // Of several seeds the same answers may add up to means that differ in their last bits.
 bool differ(double a, double b) { return std::abs(a - b) > 1e-12 * std::max(std::abs(a), std::abs(b)); }
 
-Difference difference_of(const std::map<Document, BySeed>& first, const std::map<Document, BySeed>& second) {
+Difference difference_of(const std::map<DocumentKey, BySeed>& first, const std::map<DocumentKey, BySeed>& second) {
   Difference result;
   std::vector<double> a, b, differences;
   for (const auto& [document, seeds] : first) {
@@ -168,7 +168,7 @@ double sign_test(std::int64_t up, std::int64_t down) {
 
 Comparison compare(const Catalog& catalog, const std::string& first, std::span<const Scored> of_first, const std::string& second,
                    std::span<const Scored> of_second) {
-  const Model one{first, values_of(catalog, of_first)}, other{second, values_of(catalog, of_second)};
+  const NamedModel one{first, values_of(catalog, of_first)}, other{second, values_of(catalog, of_second)};
   check_covered(one, other);
   check_covered(other, one);
   std::map<std::string, std::string> metrics;

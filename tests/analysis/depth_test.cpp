@@ -121,7 +121,7 @@ TEST(Stack, StretchesByRelativeDepth) {
   EXPECT_NEAR(levelled(stack).layers[0].attention.at(1), 2, 1e-12);
 }
 
-std::unique_ptr<Model> new_model(Context& ctx, const std::string& method) {
+std::unique_ptr<Model> wide_model(Context& ctx, const std::string& method) {
   ModelConfig c;
   c.d = 48, c.layers = 3, c.heads = 4, c.kv_heads = 2, c.head_dim = 8, c.mlp = 64, c.vocab = 61, c.init_std = 0.15;
   c.norm.method = method;
@@ -143,7 +143,7 @@ TEST(MeasureDepth, TermsOfTheRecursionAddUp) {
   for (Context& ctx : test::contexts())
     for (const char* method : {"rmsnorm", "bhyt", "peri", "dyt", "lns"}) {
       SCOPED_TRACE(method);
-      const auto model = new_model(ctx, method);
+      const auto model = wide_model(ctx, method);
       const TokenRows rows = random_tokens(12, 24, 61, 5);  // more than the MLP's curve is made from
       const DepthMeasure m = measure_depth(ctx, *model, rows);
       ASSERT_EQ(m.attention.size(), 3u);
@@ -174,7 +174,7 @@ TEST(MeasureDepth, TermsOfTheRecursionAddUp) {
 TEST(MeasureDepth, PredictsAnotherMethod) {
   Context& ctx = test::context_on(Device::cpu());
   const TokenRows rows = random_tokens(4, 24, 61, 5);
-  const auto bhyt = new_model(ctx, "bhyt"), rms = new_model(ctx, "rmsnorm");
+  const auto bhyt = wide_model(ctx, "bhyt"), rms = wide_model(ctx, "rmsnorm");
   const Stack stack = measure_depth(ctx, *bhyt, rows).stack;
   const DepthMeasure measured = measure_depth(ctx, *rms, rows);
   const Profile predicted = predict(stack, initial_values(rms->norms()));

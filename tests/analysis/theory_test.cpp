@@ -187,7 +187,7 @@ TEST(AttentionConcentration, OfGroupedHeads) {
   EXPECT_NEAR(attention_concentration(ctx, c, {.batch = 1, .seq = 2}, q, k), (4 + 0.5 + 1 + 0.5 + 0.5) / 8, 1e-6);
 }
 
-std::unique_ptr<Model> new_model(Context& ctx, const std::string& method) {
+std::unique_ptr<Model> narrow_model(Context& ctx, const std::string& method) {
   ModelConfig c;
   c.d = 32, c.layers = 3, c.heads = 4, c.kv_heads = 2, c.head_dim = 8, c.mlp = 48, c.vocab = 61, c.init_std = 0.1;
   c.norm.method = method;
@@ -208,7 +208,7 @@ TEST(TheoryOnAModel, HoldsWhereItMust) {
   for (Context& ctx : test::contexts())
     for (const Method& method : methods()) {
       SCOPED_TRACE(std::string(method.name));
-      const auto model = new_model(ctx, std::string(method.name));
+      const auto model = narrow_model(ctx, std::string(method.name));
       std::vector<Statement> all(7);
       const char* const ids[] = {"chebyshev", "jacobian", "sandwich", "attention", "mlp", "recursion", "comparison"};
       for (std::size_t i = 0; i < 7; ++i) all[i].id = ids[i];
@@ -238,7 +238,7 @@ TEST(TheoryOnAModel, HoldsWhereItMust) {
 TEST(TheoryOnAModel, FactorsMakeUpTheDifference) {
   Context& ctx = test::context_on(Device::cpu());
   for (const char* method : {"bhyt", "rmsnorm", "dyt", "peri"}) {
-    ModelConfig c = new_model(ctx, method)->config();
+    ModelConfig c = narrow_model(ctx, method)->config();
     c.layers = 1;
     Model model(ctx, c, DType::f32);
     model.parameters().initialize(4);
@@ -257,7 +257,7 @@ TEST(TheoryOnAModel, FactorsMakeUpTheDifference) {
 
 TEST(TheoryOnAModel, RefusesWhatIsNotFinite) {
   Context& ctx = test::context_on(Device::cpu());
-  const auto model = new_model(ctx, "rmsnorm");
+  const auto model = narrow_model(ctx, "rmsnorm");
   for (const Parameter& p : model->parameters().list())
     if (p.name == "model.layers.1.mlp.down_proj.weight") {
       auto v = model->parameters().read_value(p);

@@ -29,7 +29,7 @@ double rms(const Row& x, double eps) {
   return std::sqrt(s + eps);
 }
 
-struct Naive {
+struct NaiveProfile {
   Row norm = Row(kLayers + 1, 0.0), variance = Row(kLayers + 1, 0.0), output = Row(kLayers, 0.0), saturated = Row(kLayers, 0.0);
 
   void note(const Row& x, int at) {
@@ -41,8 +41,8 @@ struct Naive {
 };
 
 // One variant: f of a row, and what is done to f(x)·W before it is added.
-Naive naive(const std::function<Row(const Row&, int layer, std::uint64_t seed, int token)>& f, const Map& after) {
-  Naive out;
+NaiveProfile naive(const std::function<Row(const Row&, int layer, std::uint64_t seed, int token)>& f, const Map& after) {
+  NaiveProfile out;
   for (std::uint64_t seed = 3; seed < 3 + kSeeds; ++seed) {
     std::vector<Row> x(kToyTokens, Row(kDim));
     for (int t = 0; t < kToyTokens; ++t)
@@ -69,7 +69,7 @@ Naive naive(const std::function<Row(const Row&, int layer, std::uint64_t seed, i
   return out;
 }
 
-void expect_same(const ToyProfile& p, const Naive& n, bool bounded) {
+void expect_same(const ToyProfile& p, const NaiveProfile& n, bool bounded) {
   SCOPED_TRACE(p.variant.name);
   ASSERT_EQ(p.norm.size(), n.norm.size());
   for (std::size_t i = 0; i < n.norm.size(); ++i) {

@@ -6,10 +6,9 @@
 
 #include "tests/cli/program.h"
 
-namespace bhyt {
+namespace bhyt::test {
 namespace {
 
-using namespace test;
 using Json = nlohmann::json;
 
 class SftDryRun : public ::testing::Test {
@@ -139,4 +138,4 @@ TEST_F(SftDryRun, RowsOfTheReferenceByBytes) {
 }
 
 }  // namespace
-}  // namespace bhyt
+}  // namespace bhyt::test

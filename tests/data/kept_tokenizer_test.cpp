@@ -64,9 +64,9 @@ TEST_F(Kept, GoesAlongWhenTheFileIsConverted) {
 TEST_F(Kept, MustBeTheOneThatItsNameSays) {
   const auto passed_over = [&](const std::string& json) {
     write_file(folder + "/tokenizer.json", json);
-    testing::internal::CaptureStderr();
+    ::testing::internal::CaptureStderr();
     EXPECT_FALSE(find(file).tokenizer);
-    return testing::internal::GetCapturedStderr();
+    return ::testing::internal::GetCapturedStderr();
   };
   auto other = small_json();
   other["added_tokens"].push_back(added_token(265, "<|more|>"));

@@ -66,9 +66,9 @@ class PackedText : public ::testing::Test {
   }
   // What is said while packing.
   std::string said(const std::vector<std::string>& names) {
-    testing::internal::CaptureStderr();
+    ::testing::internal::CaptureStderr();
     pack_all(names);
-    return testing::internal::GetCapturedStderr();
+    return ::testing::internal::GetCapturedStderr();
   }
   const TempDir dir;
 };
@@ -92,7 +92,7 @@ TEST_F(PackedText, FilesWithoutTextAreNamed) {
 }
 
 TEST_F(PackedText, BytesThatAreNoTextAreNamedWithTheirShare) {
-  write_file(dir / "fine.txt", std::string(990, 'x') + std::string(10, '\0'));  // one in a hundred
+  write_file(dir / "fine.txt", std::string(990, 'x').append(10, '\0'));  // one in a hundred
   write_file(dir / "odd.txt", std::string(750000, 'x') + std::string(250000, '\0'));
   write_file(dir / "nul.jsonl", "{\"text\": \"\\u0000\\u0000ab\"}\n");
   EXPECT_EQ(said({"fine.txt"}), "");

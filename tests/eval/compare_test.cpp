@@ -13,13 +13,12 @@
 #include "eval/results.h"
 #include "eval/scored.h"
 #include "eval/summary.h"
+#include "tests/eval/answers.h"
 
 namespace bhyt {
 namespace {
 
-Scored answer(const std::string& task, std::int64_t document, double acc, std::optional<double> acc_norm = {}, std::int64_t seed = 42) {
-  return {task, document, seed, Graded{.choices = {}, .acc = acc, .acc_norm = acc_norm}};
-}
+using test::answer;
 
 Scored text(std::int64_t document, double sum, std::int64_t bytes) { return {"wikitext", document, 0, Rolled{sum, 10, 5, bytes}}; }
 

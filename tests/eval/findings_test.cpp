@@ -11,29 +11,28 @@
 
 #include "eval/results.h"
 #include "eval/scored.h"
+#include "tests/eval/answers.h"
 
 namespace bhyt {
 namespace {
 
-Catalog catalog() {
+using test::answer;
+
+Catalog two_tasks_and_a_text() {
   return {.tasks = {{"piqa", "piqa", 1, "", 3, 1838}, {"boolq", "boolq", 2, "", 3, 3270}, {"wikitext", "wikitext", 2, "", 0, 62}},
           .groups = {}};
 }
 
-Scored answer(const std::string& task, std::int64_t document, std::int64_t seed, double acc, std::optional<double> acc_norm = {}) {
-  return {task, document, seed, Graded{.choices = {}, .acc = acc, .acc_norm = acc_norm}};
-}
-
 ScoredModel model_a() {
   return {"A",
-          {answer("piqa", 0, 42, 0, 1),
-           answer("piqa", 1, 42, 0, 0),
-           answer("piqa", 0, 43, 0, 1),
-           answer("piqa", 1, 43, 0, 1),
-           answer("boolq", 0, 42, 1),
-           answer("boolq", 1, 42, 0),
-           answer("boolq", 0, 43, 1),
-           answer("boolq", 1, 43, 0),
+          {answer("piqa", 0, 0, 1, 42),
+           answer("piqa", 1, 0, 0, 42),
+           answer("piqa", 0, 0, 1, 43),
+           answer("piqa", 1, 0, 1, 43),
+           answer("boolq", 0, 1, {}, 42),
+           answer("boolq", 1, 0, {}, 42),
+           answer("boolq", 0, 1, {}, 43),
+           answer("boolq", 1, 0, {}, 43),
            {"wikitext", 0, 42, Rolled{-300, 100, 60, 400}},
            {"wikitext", 0, 43, Rolled{-300, 100, 60, 400}}}};
 }
@@ -48,18 +47,18 @@ ScoredModel model_b() {
   return b;
 }
 
-Findings both() { return findings_of(catalog(), {model_a(), model_b()}, {42, 43}, {"piqa", "boolq"}); }
+Findings both() { return findings_of(two_tasks_and_a_text(), {model_a(), model_b()}, {42, 43}, {"piqa", "boolq"}); }
 
 TEST(Findings, OfOneModelWithOneSeedIsTheHarnesses) {
-  const Findings one = findings_of(catalog(), {model_a()}, {43}, {"piqa", "boolq"});
-  const Results results = collect(catalog(), model_a().documents, 43);
+  const Findings one = findings_of(two_tasks_and_a_text(), {model_a()}, {43}, {"piqa", "boolq"});
+  const Results results = collect(two_tasks_and_a_text(), model_a().documents, 43);
   EXPECT_EQ(to_json(one), to_json(results));
   EXPECT_EQ(to_table(one), to_table(results));
   EXPECT_FALSE(one.summary.has_value());
 }
 
 TEST(Findings, OfOneModelWithSeveralSeedsHasASummary) {
-  const Findings seeds = findings_of(catalog(), {model_a()}, {42, 43}, {"piqa", "boolq"});
+  const Findings seeds = findings_of(two_tasks_and_a_text(), {model_a()}, {42, 43}, {"piqa", "boolq"});
   EXPECT_EQ(to_json(seeds), to_full_json(seeds));
   EXPECT_EQ(seeds.summary.value().seeds, 2);
   EXPECT_TRUE(seeds.comparisons.empty());
@@ -106,7 +105,7 @@ Difference: B <2> − A, document by document, ± its standard error. Above, Bel
 
 TEST(Findings, OfTextsAlone) {
   const ScoredModel a{"A", {{"wikitext", 0, 42, Rolled{-300, 100, 60, 400}}}}, b{"B", {{"wikitext", 0, 42, Rolled{-200, 100, 60, 400}}}};
-  const Findings texts = findings_of(catalog(), {a, b}, {42}, {});
+  const Findings texts = findings_of(two_tasks_and_a_text(), {a, b}, {42}, {});
   EXPECT_FALSE(texts.summary.has_value());
   EXPECT_TRUE(to_table(texts).starts_with("|Model|  Text  |bits_per_byte|")) << to_table(texts);
   EXPECT_FALSE(to_json(texts).contains("summary"));

@@ -15,12 +15,14 @@
 #include "eval/question.h"
 #include "eval/scored.h"
 #include "eval/table.h"
+#include "tests/eval/answers.h"
 #include "tests/eval/golden.h"
 
 namespace bhyt {
 namespace {
 
 using Json = nlohmann::json;
+using test::answer;
 
 const std::map<std::string, std::optional<double>> kVersions = {{"boolq", 2}, {"commonsense_qa", std::nullopt}, {"wikitext", 2}, {"c4", 0}};
 
@@ -121,10 +123,6 @@ TEST(Results, GoldenTextsAgain) {
     for (Metric& metric : results.rows.at(0).metrics) metric.value = expected.at(results.rows[0].name).at(metric.name + ",none");
     EXPECT_EQ(golden.head.at("table"), to_table(results));
   }
-}
-
-Scored answer(const std::string& task, std::int64_t document, double acc, std::optional<double> acc_norm = {}, std::int64_t seed = 0) {
-  return {task, document, seed, Graded{.choices = {}, .acc = acc, .acc_norm = acc_norm}};
 }
 
 Catalog three_tasks() {

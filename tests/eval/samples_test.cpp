@@ -17,11 +17,11 @@
 namespace bhyt {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-class SampleFiles : public testing::Test {
+class SampleFiles : public ::testing::Test {
  protected:
-  SampleFile open(std::int64_t documents = 3, bool force = false, const Json& settings = {{"model", "A"}, {"shots", 3}}) const {
+  SampleFile open(std::int64_t documents = 3, bool force = false, const OrderedJson& settings = {{"model", "A"}, {"shots", 3}}) const {
     return {file_, settings, documents, false, force};
   }
   std::string text() const { return read_text(file_); }
@@ -114,7 +114,7 @@ TEST_F(SampleFiles, AFinishedFileIsKnownForOne) {
 TEST_F(SampleFiles, OtherSettingsAreRefusedByName) {
   open().add(question(0), kGraded, 42);
   const std::string before = text();
-  const auto with = [&](const Json& settings) { return refusal([&] { open(3, false, settings); }); };
+  const auto with = [&](const OrderedJson& settings) { return refusal([&] { open(3, false, settings); }); };
   const std::string other = with({{"model", "B"}, {"shots", 3}});
   EXPECT_NE(other.find("another model: \"A\"; now it is \"B\""), std::string::npos) << other;
   EXPECT_NE(other.find("--force"), std::string::npos) << other;
@@ -126,7 +126,7 @@ TEST_F(SampleFiles, OtherSettingsAreRefusedByName) {
 
 TEST_F(SampleFiles, ForceStartsAnew) {
   open().add(question(0), kGraded, 42);
-  const Json settings = {{"model", "B"}};
+  const OrderedJson settings = {{"model", "B"}};
   EXPECT_EQ(open(3, true, settings).held(), 0);
   EXPECT_EQ(text(), "");
   EXPECT_EQ(open(3, false, settings).held(), 0);  // they are its settings now
@@ -174,12 +174,12 @@ TEST_F(SampleFiles, AnotherDocumentOrPromptIsRefused) {
 
 TEST_F(SampleFiles, SeedsStandInTheLinesWhereThereAreSeveral) {
   {
-    SampleFile file(file_, Json::object(), 2, true, false);
+    SampleFile file(file_, OrderedJson::object(), 2, true, false);
     file.add(question(0), kGraded, 42);
     file.add(question(0), kGraded, 43);
   }
   EXPECT_NE(text().find("\"seed\":43"), std::string::npos);
-  SampleFile again(file_, Json::object(), 2, true, false);
+  SampleFile again(file_, OrderedJson::object(), 2, true, false);
   EXPECT_EQ(again.next(question(0), 42).value().seed, 42);
   const std::string message = refusal([&] { again.next(question(0), 44); });
   EXPECT_NE(message.find("expected arc_easy document 0 (seed 44), got arc_easy document 0 (seed 43)"), std::string::npos) << message;

@@ -70,7 +70,7 @@ struct Pair {
   }
 };
 
-LoraConfig some(std::vector<P> targets, std::int64_t rank = 3) { return {.rank = rank, .alpha = 6, .targets = std::move(targets)}; }
+LoraConfig adapters_on(std::vector<P> targets, std::int64_t rank = 3) { return {.rank = rank, .alpha = 6, .targets = std::move(targets)}; }
 
 std::vector<float> logits_of(const Model& m) {
   Context& ctx = m.context();
@@ -95,11 +95,12 @@ double apart(const std::vector<float>& a, const std::vector<float>& b) {
 // ---- there and back
 
 TEST(AdapterFolder, ComesBackAsItWas) {
-  LoraConfig some_layers = some({P::k, P::up});
+  LoraConfig some_layers = adapters_on({P::k, P::up});
   some_layers.layers = {0, 2};
-  LoraConfig norms = some({P::q, P::down}, 1);
+  LoraConfig norms = adapters_on({P::q, P::down}, 1);
   norms.train_norms = true;
-  for (const LoraConfig& lora : {some(all_projections()), some({P::q, P::v}, 8), some_layers, norms, LoraConfig{.train_norms = true}}) {
+  for (const LoraConfig& lora :
+       {adapters_on(all_projections()), adapters_on({P::q, P::v}, 8), some_layers, norms, LoraConfig{.train_norms = true}}) {
     const Pair pair(lora);
     const Adapter read(pair.adapter);
     const LoraConfig config = read.config(pair.config);
@@ -123,7 +124,7 @@ TEST(AdapterFolder, ComesBackAsItWas) {
 }
 
 TEST(AdapterFolder, HoldsTheMastersUnderPeftsNames) {
-  const Pair pair(some({P::q, P::v}), "bhyt", DType::bf16);
+  const Pair pair(adapters_on({P::q, P::v}), "bhyt", DType::bf16);
   const float exact = 0.1234567f;  // no bf16
   save_adapter(pair.adapter, *pair.model, "b",
                [&](const Parameter& p) { return std::vector<float>(static_cast<std::size_t>(p.size), exact); });
@@ -145,7 +146,7 @@ TEST(AdapterFolder, HoldsTheMastersUnderPeftsNames) {
 }
 
 TEST(AdapterFolder, ValuesThatAreNotFiniteAreRefused) {
-  const Pair pair(some({P::q}));
+  const Pair pair(adapters_on({P::q}));
   const auto save = [&](const fs::path& to, auto&& how) {
     how(to, [&](const Parameter& p) { return std::vector<float>(static_cast<std::size_t>(p.size), p.role == Role::lora_b ? NAN : 0.0f); });
   };
@@ -159,7 +160,7 @@ TEST(AdapterFolder, ValuesThatAreNotFiniteAreRefused) {
 // Four ways to the same model: beside the weights, merged as they are loaded, merged folder to folder, merged out of a model.
 TEST(AdapterMerge, IsTheAdapterBesideTheWeights) {
   for (const char* method : {"rmsnorm", "bhyt", "seednorm"}) {
-    LoraConfig lora = some({P::q, P::v, P::o, P::gate, P::down});
+    LoraConfig lora = adapters_on({P::q, P::v, P::o, P::gate, P::down});
     lora.layers = {0, 2};
     lora.train_norms = true;
     const Pair pair(lora, method);
@@ -185,7 +186,7 @@ TEST(AdapterMerge, IsTheAdapterBesideTheWeights) {
 }
 
 TEST(AdapterMerge, SumsInFp32AndRoundsOnce) {
-  const Pair pair(some(all_projections()), "rmsnorm", DType::bf16);
+  const Pair pair(adapters_on(all_projections()), "rmsnorm", DType::bf16);
   const Adapter adapter(pair.adapter);
   const auto merged = load_model(cpu(), pair.base, DType::bf16, {}, Load::copied, &adapter);
   convert_checkpoint(pair.base, pair.dir / "wide", {.dtype = DType::f32, .merge = &adapter});
@@ -204,7 +205,7 @@ TEST(AdapterMerge, SumsInFp32AndRoundsOnce) {
 }
 
 TEST(AdapterMerge, WorksForGeneratingInEveryWeightType) {
-  const Pair pair(some(all_projections()));
+  const Pair pair(adapters_on(all_projections()));
   const Adapter adapter(pair.adapter);
   const auto plain = load_model(cpu(), pair.base, DType::f32, {}, Load::copied, &adapter),
              folded = load_model(cpu(), pair.base, DType::f32, Model::Repack{}, Load::copied, &adapter);
@@ -215,7 +216,7 @@ TEST(AdapterMerge, WorksForGeneratingInEveryWeightType) {
 // ---- what does not fit
 
 TEST(AdapterFolder, WhatIsNotComputedIsNamed) {
-  const Pair pair(some({P::q}));
+  const Pair pair(adapters_on({P::q}));
   EXPECT_EQ(message_of([&] { Adapter{pair.adapter}; }), "no error");
   EXPECT_TRUE(has(pair.with("use_dora", true), "use_dora is true: DoRA is not computed"));
   EXPECT_TRUE(has(pair.with("use_rslora", true), "rsLoRA"));
@@ -234,7 +235,7 @@ TEST(AdapterFolder, WhatIsNotComputedIsNamed) {
 }
 
 TEST(AdapterFolder, OfAnotherModelIsRefusedWithBothShapes) {
-  const Pair pair(some({P::o, P::down}));
+  const Pair pair(adapters_on({P::o, P::down}));
   const Adapter adapter(pair.adapter);
   ModelConfig wide = pair.config, shallow = pair.config, other = pair.config;
   wide.mlp = 14;
@@ -252,17 +253,17 @@ TEST(AdapterFolder, OfAnotherModelIsRefusedWithBothShapes) {
 }
 
 TEST(AdapterFolder, OfOtherSettingsThanTheRunsIsRefused) {
-  const Pair pair(some({P::q, P::v}));
+  const Pair pair(adapters_on({P::q, P::v}));
   const Adapter adapter(pair.adapter);
   const auto message = [&](LoraConfig lora) {
     const Model m(cpu(), pair.config, DType::f32, {}, lora);
     return message_of([&] { load_adapter(adapter, m); });
   };
   EXPECT_EQ(message(pair.lora), "no error");
-  EXPECT_TRUE(has(message(some({P::q, P::v}, 4)), "the adapter has rank 3 and alpha 6, the run asks for 4 and 6"));
+  EXPECT_TRUE(has(message(adapters_on({P::q, P::v}, 4)), "the adapter has rank 3 and alpha 6, the run asks for 4 and 6"));
   EXPECT_TRUE(has(message({.rank = 3, .alpha = 12, .targets = {P::q, P::v}}), "alpha 6, the run asks for 3 and 12"));
-  EXPECT_TRUE(
-      has(message(some({P::q, P::k})), "the adapter is for q_proj, v_proj of all layers, the run asks for q_proj, k_proj of all layers"));
+  EXPECT_TRUE(has(message(adapters_on({P::q, P::k})),
+                  "the adapter is for q_proj, v_proj of all layers, the run asks for q_proj, k_proj of all layers"));
   LoraConfig low = pair.lora;
   low.layers = {0, 1};
   EXPECT_TRUE(has(message(low), "the run asks for q_proj, v_proj of layers 0, 1"));
@@ -275,7 +276,7 @@ TEST(AdapterFolder, OfOtherSettingsThanTheRunsIsRefused) {
 }
 
 TEST(AdapterFolder, DamagedOnesAreRefused) {
-  const Pair pair(some({P::q}));
+  const Pair pair(adapters_on({P::q}));
   const auto rewrite = [&](auto&& change) {
     const SafeTensors file(pair.dir / "adapter" / kAdapterWeights);
     std::vector<SafeTensorOut> out;
@@ -306,7 +307,7 @@ TEST(AdapterFolder, DamagedOnesAreRefused) {
 }
 
 TEST(AdapterFolder, ARunsNewestIsFoundAndADamagedOnePassedOver) {
-  const Pair pair(some({P::q}));
+  const Pair pair(adapters_on({P::q}));
   for (const char* name : {"checkpoint-2", "checkpoint-10"}) {
     fs::copy(pair.adapter, made(pair.dir / "run" / name));
     write_manifest(pair.dir / "run" / name);

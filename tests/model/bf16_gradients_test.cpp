@@ -11,7 +11,7 @@
 namespace bhyt::testing {
 namespace {
 
-constexpr int kVocab = 61, kSeq = 16;
+constexpr int kVocab = 61, kLength = 16;
 
 ModelConfig config_of(const Method& method) {
   ModelConfig c;
@@ -20,25 +20,25 @@ ModelConfig config_of(const Method& method) {
   // Maps that bound their output make it small: larger weights keep the logits, and what the blocks add to the stream, apart from nothing.
   c.init_std = method.map == Map::id ? 0.1 : 0.2;
   c.norm.method = method.name;
-  c.norm.seq_len = kSeq;
+  c.norm.seq_len = kLength;
   return c;
 }
 
 std::vector<int> draw_row(int seed) {
   Rng rng(static_cast<std::uint64_t>(seed));
-  std::vector<int> row(kSeq + 1);
+  std::vector<int> row(kLength + 1);
   for (int& t : row) t = static_cast<int>(rng.below(kVocab));
   return row;
 }
 
-NamedGradients gradients_of(const Model& m, const std::vector<int>& row) {
+NamedGradients row_gradients(const Model& m, const std::vector<int>& row) {
   const HostRows rows{.batch = 1,
-                      .seq = kSeq,
+                      .seq = kLength,
                       .tokens = {row.begin(), row.end() - 1},
                       .targets = {row.begin() + 1, row.end()},
                       .positions = {},
                       .first = {}};
-  return training_pass(m, rows, 1.0f / kSeq);
+  return training_pass(m, rows, 1.0f / kLength);
 }
 
 using Squares = std::map<std::string, double>;  // of the errors, by parameter
@@ -72,9 +72,9 @@ Errors errors_of(const ModelConfig& c) {
   Errors out{.reference = {}, .ours = std::vector<Squares>(half.size())};
   for (int r = 0; r < kRows; ++r) {
     const std::vector<int> row = draw_row(r);
-    const NamedGradients exact = gradients_of(*full, row);
+    const NamedGradients exact = row_gradients(*full, row);
     add_errors(out.reference, reference_gradients(tape, Arithmetic::bf16, c, {constants.begin(), constants.end()}, weights, {row}), exact);
-    for (std::size_t i = 0; i < half.size(); ++i) add_errors(out.ours[i], gradients_of(*half[i], row).by_name, exact);
+    for (std::size_t i = 0; i < half.size(); ++i) add_errors(out.ours[i], row_gradients(*half[i], row).by_name, exact);
   }
   return out;
 }

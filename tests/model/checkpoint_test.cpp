@@ -446,9 +446,9 @@ TEST(Checkpoint, WeightsThatAreNotFiniteAreLoadedWithAWarning) {
     put(v.data(), 48);
   };
   write_checkpoint(dir.path(), c, tensors);
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   load_model(on_cpu(), dir.path(), DType::f32);
-  EXPECT_TRUE(has(testing::internal::GetCapturedStderr(), "tensor model.norm.weight holds 1 values that are not finite"));
+  EXPECT_TRUE(has(::testing::internal::GetCapturedStderr(), "tensor model.norm.weight holds 1 values that are not finite"));
 }
 
 TEST(Checkpoint, SaysWhatAFolderLacks) {

@@ -11,11 +11,11 @@
 namespace bhyt::testing {
 namespace {
 
-constexpr std::int64_t kVocab = 29;
+constexpr std::int64_t kWords = 29;
 
 ModelConfig config_of(const Method& method, std::int64_t head_dim) {
   ModelConfig c;
-  c.d = 32, c.layers = 2, c.heads = 2, c.kv_heads = 1, c.head_dim = head_dim, c.mlp = 40, c.vocab = kVocab;
+  c.d = 32, c.layers = 2, c.heads = 2, c.kv_heads = 1, c.head_dim = head_dim, c.mlp = 40, c.vocab = kWords;
   c.rope_theta = 100;
   c.init_std = method.map == Map::id ? 0.1 : 0.2;  // maps that bound their output make it small
   c.norm.method = method.name;
@@ -24,7 +24,7 @@ ModelConfig config_of(const Method& method, std::int64_t head_dim) {
 }
 
 // Rows of documents, by length: some of one token, some longer than a tile of attention, cuts inside tiles.
-const std::vector<std::vector<std::int64_t>> kRows = {{5, 1, 37, 53}, {71, 25}, {96}};
+const std::vector<std::vector<std::int64_t>> kLengths = {{5, 1, 37, 53}, {71, 25}, {96}};
 
 struct Documents {
   HostRows packed, apart;
@@ -33,15 +33,15 @@ struct Documents {
 
 Documents draw_documents() {
   Documents d;
-  d.packed.batch = static_cast<std::int64_t>(kRows.size());
+  d.packed.batch = static_cast<std::int64_t>(kLengths.size());
   d.packed.seq = d.apart.seq = 96;
   Rng rng(5);
-  for (const auto& row : kRows) {
+  for (const auto& row : kLengths) {
     std::int64_t begin = 0;
     for (const std::int64_t length : row) {
       ++d.apart.batch;
       for (std::int64_t t = 0; t < d.apart.seq; ++t) {
-        const auto token = static_cast<std::int32_t>(rng.below(kVocab)), target = static_cast<std::int32_t>(rng.below(kVocab));
+        const auto token = static_cast<std::int32_t>(rng.below(kWords)), target = static_cast<std::int32_t>(rng.below(kWords));
         const bool inside = t < length;
         d.apart.tokens.push_back(token);
         d.apart.targets.push_back(inside ? target : -1);  // what follows the document fills the row up and is not scored

@@ -127,7 +127,7 @@ fs::path golden_models() {
   return fs::path(moved ? moved : BHYT_TEST_DIR) / "golden" / "models";
 }
 
-class Golden : public testing::TestWithParam<fs::path> {};
+class Golden : public ::testing::TestWithParam<fs::path> {};
 TEST_P(Golden, AgreesInEveryValueAndGradient) { check_case(GetParam()); }
 // Every config that was read is written back so that it means the same, whatever dialect it came in.
 TEST_P(Golden, ConfigSurvivesWritingAndReading) {
@@ -135,7 +135,7 @@ TEST_P(Golden, ConfigSurvivesWritingAndReading) {
   const std::string text = model_config_json(c, DType::f32);
   EXPECT_EQ(model_config_json(parse_model_config(text, "written"), DType::f32), text);
 }
-INSTANTIATE_TEST_SUITE_P(All, Golden, testing::ValuesIn(cases_under(golden_models())),
+INSTANTIATE_TEST_SUITE_P(All, Golden, ::testing::ValuesIn(cases_under(golden_models())),
                          [](const auto& info) { return info.param.filename().string(); });
 
 TEST(Golden, FixturesBesideTheData) {

@@ -35,15 +35,6 @@ NamedValues effective(const Model& m, NamedValues w) {
   return w;
 }
 
-NamedValues weights_of(const Model& m) {
-  NamedValues w;
-  for (const Parameter& p : m.parameters().list()) {
-    const auto v = m.parameters().read_value(p);
-    w[p.name].assign(v.begin(), v.end());
-  }
-  return w;
-}
-
 // Along its own direction and along a random one, for every parameter that is trained.
 template <class Loss>
 void check_directions(const Model& m, const Result& got, const NamedValues& w, double h, double bar, Loss&& loss) {

@@ -15,15 +15,6 @@
 namespace bhyt::testing {
 namespace {
 
-NamedValues weights_of(const Model& m) {
-  NamedValues w;
-  for (const Parameter& p : m.parameters().list()) {
-    const auto v = m.parameters().read_value(p);
-    w[p.name].assign(v.begin(), v.end());
-  }
-  return w;
-}
-
 std::vector<double> constants_of(const Model& m) {
   const std::vector<float> c = on_host(m.context(), m.constants());
   return {c.begin(), c.end()};

@@ -22,12 +22,12 @@ namespace {
 
 using Ids = std::vector<std::int32_t>;
 
-constexpr std::int64_t kIds = 40;
+constexpr std::int64_t kTokens = 40;
 
 Ids some_ids(std::uint64_t seed = 3) {
   Rng rng(seed);
   Ids ids;
-  for (std::int64_t i = 0; i < kIds; ++i) ids.push_back(static_cast<std::int32_t>(rng.below(23)));
+  for (std::int64_t i = 0; i < kTokens; ++i) ids.push_back(static_cast<std::int32_t>(rng.below(23)));
   return ids;
 }
 
@@ -58,7 +58,7 @@ TEST(Repack, FoldedIsTheSameFunction) {
           SCOPED_TRACE(fmt::format("{} {} layers {} {}", method.name, layers, name_of(type), name_of(ctx.device())));
           const ModelConfig c = small_config(std::string(method.name), layers);
           const auto exact = make_model(ctx, c), plain = make_model(ctx, c, type), folded = repacked(ctx, c, type, {.fold = true});
-          const auto logits = [](const Model& m) { return test::Decoder(m, kIds).next(some_ids()); };
+          const auto logits = [](const Model& m) { return test::Decoder(m, kTokens).next(some_ids()); };
           const auto expected = logits(*exact);
           // In bf16 the weights are rounded elsewhere: another draw of the errors that the model has anyway.
           const double rounding = type == DType::f32 ? 1e-5 : 0x1p-5;
@@ -162,7 +162,7 @@ TEST(Repack, Int8RowsDoNotKnowOfEachOther) {
   for (const DType type : {DType::f32, DType::bf16}) {
     const auto m = repacked(ctx, small_config("bhyt", 2), type, {.weights = DType::i8});
     const Ids a = some_ids(1), b = some_ids(2);
-    test::Sequences sequences(ctx, *m, 2, kIds, 2 * kIds);
+    test::Sequences sequences(ctx, *m, 2, kTokens, 2 * kTokens);
     const auto logits = [&](std::vector<std::pair<std::size_t, std::span<const std::int32_t>>> call) {
       sequences.length = {0, 0};
       return on_host(ctx, sequences.run(call).logits);

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -64,6 +65,16 @@ inline std::unique_ptr<Model> make_model(Context& ctx, const ModelConfig& c, DTy
   }
   m->refresh_constants();
   return m;
+}
+
+// Every parameter's values by name, as the reference model takes them.
+inline std::map<std::string, std::vector<double>> weights_of(const Model& m) {
+  std::map<std::string, std::vector<double>> w;
+  for (const Parameter& p : m.parameters().list()) {
+    const auto v = m.parameters().read_value(p);
+    w[p.name].assign(v.begin(), v.end());
+  }
+  return w;
 }
 
 inline std::vector<float> on_host(Context& ctx, const Tensor& t) {

@@ -90,7 +90,7 @@ std::optional<Watchdog::UnderWay> never_ends(int) { return Watchdog::UnderWay{.n
   for (;;) ::pause();
 }
 
-class WatchdogDeathTest : public testing::Test {
+class WatchdogDeathTest : public ::testing::Test {
  protected:
   void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
 };
@@ -101,7 +101,7 @@ TEST_F(WatchdogDeathTest, ACollectiveThatNeverEndsEndsAllRanks) {
         const Watched w(never_ends);
         wait_for_the_end();
       },
-      testing::ExitedWithCode(1),
+      ::testing::ExitedWithCode(1),
       "rank 0 on here: the collective 'layer 3' was not done after 0.2 s .parallel.timeout.: another rank does not answer; all ranks end "
       "here, and resume=auto goes on from the newest checkpoint\nall ranks end, 1 aborted\n$");
 }
@@ -115,7 +115,7 @@ TEST_F(WatchdogDeathTest, OthersBeforeItDoNotHideIt) {
         });
         wait_for_the_end();
       },
-      testing::ExitedWithCode(1), "the collective 'weights 1' was not done after 0.2 s");
+      ::testing::ExitedWithCode(1), "the collective 'weights 1' was not done after 0.2 s");
 }
 
 TEST_F(WatchdogDeathTest, ACallThatDoesNotReturnEndsAllRanks) {
@@ -124,7 +124,7 @@ TEST_F(WatchdogDeathTest, ACallThatDoesNotReturnEndsAllRanks) {
         Watched w(nothing);
         w.dog.call("start of NCCL", [] { wait_for_the_end(); });
       },
-      testing::ExitedWithCode(1), "the collective 'start of NCCL' was not done after 0.2 s");
+      ::testing::ExitedWithCode(1), "the collective 'start of NCCL' was not done after 0.2 s");
 }
 
 TEST_F(WatchdogDeathTest, AFaultThatNcclReportsIsTold) {
@@ -134,7 +134,7 @@ TEST_F(WatchdogDeathTest, AFaultThatNcclReportsIsTold) {
         w.comm.state = static_cast<nccl::Result>(6);
         wait_for_the_end();
       },
-      testing::ExitedWithCode(1),
+      ::testing::ExitedWithCode(1),
       "NCCL reports a fault in the collective 'vectors': remote process exited. socket closed; .*all ranks end, 1 aborted\n$");
 }
 
@@ -149,7 +149,7 @@ TEST_F(WatchdogDeathTest, ACommunicatorIsAbortedOnce) {
         w.comm.may_abort.set_value();
         wait_for_the_end();
       },
-      testing::ExitedWithCode(1), "left: none\nall ranks end, 1 aborted\n$");
+      ::testing::ExitedWithCode(1), "left: none\nall ranks end, 1 aborted\n$");
 }
 
 TEST(Watchdog, LeavesARunAloneThatGoesWell) {

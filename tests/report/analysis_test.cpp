@@ -8,20 +8,13 @@
 
 #include "report/page.h"
 #include "tests/report/fake_runs.h"
+#include "tests/report/helpers.h"
 
 namespace bhyt::report {
 namespace {
 
 using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
-
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-std::size_t count(const std::string& text, const std::string& part) {
-  std::size_t n = 0;
-  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size())) ++n;
-  return n;
-}
 
 Json layer_of(int number, bool approximated) {
   Json site{{"lambda", 2.0}, {"gain", 0.2}, {"saturated", 0.01 * number}, {"beyond_lambda", 0.0}, {"chebyshev", 0.01}};
@@ -44,15 +37,15 @@ Json model_of(const std::string& name, bool approximated, Json step = {}) {
 
 TEST(AnalysisPage, HasALineForEachModelAndAScatterForEachApproximatedLayer) {
   const std::string page = render_analysis({{"models", {model_of("mine", true), model_of("other", false)}}});
-  EXPECT_TRUE(has(page, "<h1>mine, other</h1>"));
+  EXPECT_TRUE(contains(page, "<h1>mine, other</h1>"));
   for (const char* id : {"magnitude", "variance", "kurtosis", "cosine", "left-out", "entropy", "saturated-mlp", "correlation"})
     EXPECT_EQ(count(page, std::string("id=\"analysis-") + id + "\""), 1u) << id;
   EXPECT_EQ(count(page, "class=\"r0 scatter\""), 2u);
   EXPECT_EQ(count(page, "class=\"r1 scatter\""), 0u);
-  EXPECT_TRUE(has(page, "r = 0.875, mine"));
-  EXPECT_TRUE(has(page, "Chebyshev’s 1 − p = 0.01"));
-  EXPECT_FALSE(has(page, "over training"));
-  EXPECT_FALSE(has(page, "http"));
+  EXPECT_TRUE(contains(page, "r = 0.875, mine"));
+  EXPECT_TRUE(contains(page, "Chebyshev’s 1 − p = 0.01"));
+  EXPECT_FALSE(contains(page, "over training"));
+  EXPECT_FALSE(contains(page, "http"));
 }
 
 TEST(AnalysisPage, CheckpointsAreShownOverTraining) {
@@ -66,14 +59,14 @@ TEST(AnalysisPage, CheckpointsAreShownOverTraining) {
 
 TEST(AnalysisPage, NamesCannotBreakOut) {
   const std::string page = render_analysis({{"models", {model_of("<script>alert(1)</script>", true)}}});
-  EXPECT_FALSE(has(page, "<script>alert"));
+  EXPECT_FALSE(contains(page, "<script>alert"));
 }
 
 TEST(AnalysisPage, WhatIsMissingIsLeftOut) {
   EXPECT_EQ(analysis_sections({{"models", {nullptr}}}), "");
   EXPECT_EQ(analysis_sections(Json()), "");
   const std::string odd = analysis_sections({{"models", {{{"model", "x"}, {"layers", {{{"layer", 1}, {"norm", "?"}}, 7}}}}}});
-  EXPECT_FALSE(has(odd, "analysis-magnitude"));
+  EXPECT_FALSE(contains(odd, "analysis-magnitude"));
 }
 
 // Viewers that know no CSS variables show the same colours.
@@ -83,15 +76,15 @@ TEST(AnalysisSvgs, StandAlone) {
   for (const NamedSvg& f : figures) {
     names.insert(f.name);
     EXPECT_TRUE(f.svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\"")) << f.name;
-    EXPECT_FALSE(has(f.svg, "var(--")) << f.name;
-    EXPECT_FALSE(has(f.svg, "color-mix")) << f.name;
+    EXPECT_FALSE(contains(f.svg, "var(--")) << f.name;
+    EXPECT_FALSE(contains(f.svg, "color-mix")) << f.name;
     EXPECT_EQ(count(f.svg, "<svg"), count(f.svg, "</svg>")) << f.name;
   }
   EXPECT_EQ(names.size(), figures.size());
   for (const char* name : {"magnitude", "variance", "scatter-0-1", "scatter-1-2", "ratio-steps"}) EXPECT_TRUE(names.contains(name)) << name;
   const auto magnitude = std::ranges::find(figures, "magnitude", &NamedSvg::name);
-  EXPECT_TRUE(has(magnitude->svg, ">a/checkpoint-20</text>"));
-  EXPECT_TRUE(has(magnitude->svg, "color:#d55e00"));
+  EXPECT_TRUE(contains(magnitude->svg, ">a/checkpoint-20</text>"));
+  EXPECT_TRUE(contains(magnitude->svg, "color:#d55e00"));
 }
 
 TEST(AnalysisInAReport, StandsBesideTheRun) {
@@ -101,11 +94,11 @@ TEST(AnalysisInAReport, StandsBesideTheRun) {
   fake::write(tmp / "b" / kAnalysisFile, "{\"models\"");
   const std::string alone = render_page({read_run(tmp / "a")});
   EXPECT_EQ(count(alone, "id=\"analysis-magnitude\""), 1u);
-  EXPECT_TRUE(has(alone, ">y</span>"));
+  EXPECT_TRUE(contains(alone, ">y</span>"));
   const std::string both = render_page(read_runs({(tmp / "a").string(), (tmp / "b").string()}));
-  EXPECT_TRUE(has(both, "a: loss 3.2500 over 8192 tokens."));  // of several runs the newest, under the run's name
-  EXPECT_TRUE(has(both, "b: analysis.json cannot be read"));
-  EXPECT_FALSE(has(render_page({read_run(tmp / "c")}), "id=\"analysis-magnitude\""));
+  EXPECT_TRUE(contains(both, "a: loss 3.2500 over 8192 tokens."));  // of several runs the newest, under the run's name
+  EXPECT_TRUE(contains(both, "b: analysis.json cannot be read"));
+  EXPECT_FALSE(contains(render_page({read_run(tmp / "c")}), "id=\"analysis-magnitude\""));
 }
 
 TEST(AnalysisInAReport, WhatTrainingSaidOfTheNorms) {
@@ -117,8 +110,8 @@ TEST(AnalysisInAReport, WhatTrainingSaidOfTheNorms) {
   const std::string page = render_page({read_run(dir)});
   for (const char* id : {"saturated-attn-0", "ratio-0", "correlation-0"})
     EXPECT_EQ(count(page, std::string("id=\"") + id + "\""), 1u) << id;
-  EXPECT_TRUE(has(page, "Between 0.25 and 0.5 at step 41."));
-  EXPECT_FALSE(has(page, "id=\"saturated-mlp-0\""));
+  EXPECT_TRUE(contains(page, "Between 0.25 and 0.5 at step 41."));
+  EXPECT_FALSE(contains(page, "id=\"saturated-mlp-0\""));
 }
 
 }  // namespace

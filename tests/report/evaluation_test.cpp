@@ -8,6 +8,7 @@
 #include <string>
 
 #include "report/html.h"
+#include "tests/report/helpers.h"
 
 namespace bhyt::report {
 namespace {
@@ -19,8 +20,6 @@ Json two_models() {
   std::ifstream file(std::string(BHYT_TEST_DIR) + "/golden/eval/evaluation.json");
   return Json::parse(file);
 }
-
-bool contains(const std::string& page, const std::string& text) { return page.find(text) != std::string::npos; }
 
 TEST(EvaluationReport, HasAccuraciesPerplexitiesAndDifferences) {
   const std::string html = evaluation_sections(two_models());
@@ -37,7 +36,7 @@ TEST(EvaluationReport, HasAccuraciesPerplexitiesAndDifferences) {
 
 TEST(EvaluationReport, IsAPage) {
   const std::string page = render_evaluation(two_models());
-  const std::string path = testing::TempDir() + "/bhyt-evaluation.html";
+  const std::string path = ::testing::TempDir() + "/bhyt-evaluation.html";
   write_html(page, path);
   EXPECT_TRUE(is_page(path));
   EXPECT_TRUE(contains(page, "<h1>A, B &lt;2&gt;</h1>"));

@@ -8,14 +8,13 @@
 #include "report/figure.h"
 #include "report/page.h"
 #include "tests/report/fake_runs.h"
+#include "tests/report/helpers.h"
 
 namespace bhyt::report {
 
 namespace fs = std::filesystem;
 
 namespace {
-
-bool contains(const std::string& page, const std::string& text) { return page.find(text) != std::string::npos; }
 
 // Three epochs of five steps, a line every two: the loss of steps 2n − 1 and 2n is n. The second epoch is the best.
 fs::path tuning_run(const fake::Folder& folder, const std::string& name, const std::string& data = "lima.json") {
@@ -36,10 +35,6 @@ fs::path tuning_run(const fake::Folder& folder, const std::string& name, const s
   for (const char* step : {"10", "15"}) fs::create_directories(dir / fmt::format("checkpoint-{}", step));
   fs::create_directory_symlink("checkpoint-10", dir / "best");
   return dir;
-}
-
-const Figure& figure_named(const std::vector<Figure>& figures, const std::string& id) {
-  return *std::find_if(figures.begin(), figures.end(), [&](const Figure& f) { return f.id == id; });
 }
 
 TEST(TuningReport, ReadsEpochsAndTheChoice) {

@@ -7,11 +7,10 @@
 #include <set>
 
 #include "report/figure.h"
+#include "tests/report/helpers.h"
 
 namespace bhyt::report {
 namespace {
-
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 TEST(Ticks, AreRoundNumbersInsideTheRange) {
   std::mt19937 gen(7);
@@ -163,10 +162,6 @@ TEST(Svg, GapsBreakTheLineAndLonePointsAreDots) {
 TEST(Svg, WhatLiesFarOutsideIsBroughtNear) {
   const std::string svg = draw_svg(figure_of({0, 1e25, 0.5}), 0);
   EXPECT_NE(svg.find("l21.5 -900"), std::string::npos) << svg;
-}
-
-const Figure& figure_named(const std::vector<Figure>& figures, const std::string& id) {
-  return *std::find_if(figures.begin(), figures.end(), [&](const Figure& f) { return f.id == id; });
 }
 
 report::Run run_of(const std::string& name, int steps, double loss) {

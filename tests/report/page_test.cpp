@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "report/figure.h"
 #include "tests/report/fake_runs.h"
+#include "tests/report/helpers.h"
 
 namespace bhyt::report {
 
@@ -16,21 +17,11 @@ namespace fs = std::filesystem;
 
 namespace {
 
-bool contains(const std::string& page, const std::string& text) { return page.find(text) != std::string::npos; }
-
-std::size_t count(const std::string& page, const std::string& text) {
-  std::size_t n = 0;
-  for (std::size_t at = page.find(text); at != std::string::npos; at = page.find(text, at + 1)) ++n;
-  return n;
-}
-
 nlohmann::json data_of(const std::string& page) {
   const std::string open = "<script type=\"application/json\" id=\"data\">";
   const std::size_t from = page.find(open) + open.size(), to = page.find("</script>", from);
   return nlohmann::json::parse(page.substr(from, to - from));
 }
-
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 std::string swatch_of(int run) {
   return fmt::format("<svg class=\"swatch\" viewBox=\"0 0 24 4\" style=\"{}\"><path d=\"M1 2h22\"/></svg>", look_of(run));

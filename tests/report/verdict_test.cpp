@@ -1,5 +1,6 @@
 // The verdict: from the numbers, and only where they compare.
 #include "report/verdict.h"
+#include "tests/report/helpers.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -9,8 +10,6 @@
 
 namespace bhyt::report {
 namespace {
-
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // Ten steps of 64 tokens each, validated on 640 tokens.
 report::Run run_of(const std::string& name, double valid) {

@@ -174,7 +174,7 @@ TEST(ChatTemplate, ADefaultSystemMessageIsTakenOver) {
 }
 
 TEST(ChatTemplate, FilesBesideATokenizer) {
-  const fs::path dir = fs::path(testing::TempDir()) / "bhyt_chat_template";
+  const fs::path dir = fs::path(::testing::TempDir()) / "bhyt_chat_template";
   fs::remove_all(dir);
   fs::create_directories(dir);
   const auto t = make_byte_tokenizer();
@@ -256,7 +256,7 @@ TEST_F(ChatGolden, JinjaIsLlamaFactorys) {
       EXPECT_EQ(found->name, meta ? "llama3" : row) << name;
       EXPECT_EQ(found->trims, meta);
       if (!meta) {
-        EXPECT_EQ(chat_jinja(*found, t), jinja) << name << " " << row;
+        EXPECT_EQ(chat_jinja(*found, t), jinja.get<std::string>()) << name << " " << row;
       }
       ++seen;
     }

@@ -94,7 +94,7 @@ class ChatTokenizer : public ::testing::Test {
     return load_tokenizer((dir_ / "out").string());
   }
   Json file(const char* name) const { return Json::parse(test::read_file(dir_ / "out" / name)); }
-  const fs::path dir_ = fs::path(testing::TempDir()) / "bhyt_chat_tokenizer";
+  const fs::path dir_ = fs::path(::testing::TempDir()) / "bhyt_chat_tokenizer";
 };
 
 Messages talk() {

@@ -19,10 +19,10 @@ namespace fs = std::filesystem;
 using Ids = std::vector<TokenId>;
 using Json = nlohmann::json;
 
-class Files : public testing::Test {
+class Files : public ::testing::Test {
  protected:
   void SetUp() override {
-    dir_ = fs::path(testing::TempDir()) / ("bhyt_files_" + std::to_string(::getpid()));
+    dir_ = fs::path(::testing::TempDir()) / ("bhyt_files_" + std::to_string(::getpid()));
     fs::create_directories(dir_);
   }
   void TearDown() override { fs::remove_all(dir_); }

@@ -55,7 +55,7 @@ std::vector<std::string> documents(const std::string& path) {
 // GPT-2's vocabulary behind other steps, as scripts/tokenizer_oracles.py builds them.
 Json gpt2_json() {
   static const Json j = [] {
-    const auto dir = std::filesystem::path(testing::TempDir()) / "bhyt_gpt2";
+    const auto dir = std::filesystem::path(::testing::TempDir()) / "bhyt_gpt2";
     load_tokenizer(test::data_dir() + "/tokenizers/gpt2")->save(dir);
     return Json::parse(test::read_file(dir / "tokenizer.json"));
   }();
@@ -104,7 +104,7 @@ const Tokenizer& shared(const std::string& name) {
 extern "C" void __asan_init() __attribute__((weak));
 const std::uint64_t kEvery = __asan_init ? 10 : 1;
 
-class Golden : public testing::TestWithParam<const char*> {
+class Golden : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     if (test::data_dir().empty()) GTEST_SKIP() << "BHYT_DATA is not set";
@@ -177,7 +177,7 @@ TEST_P(Golden, Corpora) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Tokenizers, Golden, testing::Values("llama3", "gpt2", "gpt2_qwen2_nfc", "gpt2_digits", "gpt2_prefix_added"),
+INSTANTIATE_TEST_SUITE_P(Tokenizers, Golden, ::testing::Values("llama3", "gpt2", "gpt2_qwen2_nfc", "gpt2_digits", "gpt2_prefix_added"),
                          [](const auto& p) { return std::string(p.param); });
 
 TEST(Llama3, CasesOfLlamaCpp) {

@@ -16,7 +16,7 @@ namespace {
 using Json = nlohmann::json;
 
 Json trained_model(const Tokenizer& tokenizer) {
-  const auto dir = std::filesystem::path(testing::TempDir()) / "bhyt_trained";
+  const auto dir = std::filesystem::path(::testing::TempDir()) / "bhyt_trained";
   tokenizer.save(dir);
   Json model = Json::parse(test::read_file(dir / "tokenizer.json"))["model"];
   std::filesystem::remove_all(dir);

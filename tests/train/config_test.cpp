@@ -15,7 +15,7 @@ RunConfig read(std::vector<std::string> words, const std::string& yaml = "") {
 }
 
 // The message, or "" when the config is fine.
-std::string error_of(std::vector<std::string> words, const std::string& yaml = "") {
+std::string config_error(std::vector<std::string> words, const std::string& yaml = "") {
   try {
     read(std::move(words), yaml);
   } catch (const UsageError& e) {
@@ -103,9 +103,9 @@ TEST(Overrides, ReachAnyKey) {
   EXPECT_THROW(apply_override(tree, "train.lr.x=1"), UsageError);
   EXPECT_THROW(apply_override(tree, "=1"), UsageError);
   EXPECT_THROW(apply_override(tree, "train.=1"), UsageError);
-  EXPECT_EQ(error_of({"train.lr="}), "train.lr= has no value: write train.lr=VALUE, or train.lr=null for the default");
-  EXPECT_EQ(error_of({"run.dir="}).substr(0, 21), "run.dir= has no value");
-  EXPECT_EQ(error_of({"seed="}).substr(0, 18), "seed= has no value");
+  EXPECT_EQ(config_error({"train.lr="}), "train.lr= has no value: write train.lr=VALUE, or train.lr=null for the default");
+  EXPECT_EQ(config_error({"run.dir="}).substr(0, 21), "run.dir= has no value");
+  EXPECT_EQ(config_error({"seed="}).substr(0, 18), "seed= has no value");
 }
 
 TEST(Config, CountsMayHaveUnits) {
@@ -119,9 +119,9 @@ TEST(Config, CountsMayHaveUnits) {
   EXPECT_EQ(c.train.eval_every, 1000000000);
   EXPECT_EQ(c.model.config.vocab, 32000);
   EXPECT_EQ(resolved_tree(c)["train"]["batch"], 1000);
-  EXPECT_EQ(error_of({"train.batch=1.5"}), "train.batch must be a whole number, got 1.5");
-  EXPECT_EQ(error_of({"train.batch=0.0001K"}), "train.batch must be a whole number, got \"0.0001K\"");
-  EXPECT_EQ(error_of({"train.batch=-1K"}), "train.batch must be at least 1, got -1000");
+  EXPECT_EQ(config_error({"train.batch=1.5"}), "train.batch must be a whole number, got 1.5");
+  EXPECT_EQ(config_error({"train.batch=0.0001K"}), "train.batch must be a whole number, got \"0.0001K\"");
+  EXPECT_EQ(config_error({"train.batch=-1K"}), "train.batch must be at least 1, got -1000");
   for (const char* none : {"1e2K", "K", "1KK", "1 K", "infK", "0x1K", "12"}) EXPECT_EQ(schema::parse_count(none), std::nullopt) << none;
 }
 
@@ -141,10 +141,10 @@ TEST(Config, AWordTakesThePlaceOfItsTwin) {
 }
 
 TEST(Config, ErrorsNameKeyValueAndWhatIsAllowed) {
-  EXPECT_EQ(error_of({"train.lrr=1"}), "unknown key train.lrr (did you mean train.lr?)");
-  EXPECT_EQ(error_of({"trian.lr=1"}), "unknown key trian (did you mean train?)");
-  EXPECT_EQ(error_of({"lr=1"}), "unknown key lr (did you mean train.lr?)");
-  EXPECT_EQ(error_of({}, "device: cpu"), "unknown key device (did you mean run.device?)");
+  EXPECT_EQ(config_error({"train.lrr=1"}), "unknown key train.lrr (did you mean train.lr?)");
+  EXPECT_EQ(config_error({"trian.lr=1"}), "unknown key trian (did you mean train?)");
+  EXPECT_EQ(config_error({"lr=1"}), "unknown key lr (did you mean train.lr?)");
+  EXPECT_EQ(config_error({}, "device: cpu"), "unknown key device (did you mean run.device?)");
   for (const auto& [typo, meant] : std::vector<std::pair<const char*, const char*>>{{"sed", "run.seed"},
                                                                                     {"devce", "run.device"},
                                                                                     {"treads", "run.threads"},
@@ -153,38 +153,38 @@ TEST(Config, ErrorsNameKeyValueAndWhatIsAllowed) {
                                                                                     {"train.warmup", "train.warmup_ratio"},
                                                                                     {"norm.lam", "norm.lambda"},
                                                                                     {"run.directory", "run.dir"}})
-    EXPECT_EQ(error_of({fmt::format("{}=1", typo)}), fmt::format("unknown key {} (did you mean {}?)", typo, meant));
-  EXPECT_EQ(error_of({"norm.elsewhere=bhit"}).substr(0, 30), "norm.elsewhere must be one of ");
-  EXPECT_EQ(error_of({"model.rope.thta=1"}), "unknown key model.rope.thta (did you mean model.rope.theta?)");
-  EXPECT_EQ(error_of({"norm.lambda=[-1, 1]"}), "norm.lambda[0] must be greater than 0, got -1");
-  EXPECT_EQ(error_of({"train.lr=fast"}), "train.lr must be a number, got \"fast\"");
-  EXPECT_EQ(error_of({"train.lr=0"}), "train.lr must be greater than 0, got 0");
-  EXPECT_EQ(error_of({"train.steps=2.5"}), "train.steps must be a whole number, got 2.5");
-  EXPECT_EQ(error_of({"train.steps=0"}), "train.steps must be at least 1, got 0");
-  EXPECT_EQ(error_of({"train.warmup_ratio=1.5"}), "train.warmup_ratio must be at most 1, got 1.5");
-  EXPECT_EQ(error_of({"train.betas=[0.9]"}), "train.betas must be a list of 2 numbers, got [0.9]");
-  EXPECT_EQ(error_of({"train.betas=[0.9, 1]"}), "train.betas[1] must be less than 1, got 1");
-  EXPECT_EQ(error_of({"train.micro_batch=most"}), "train.micro_batch must be auto or a number, got \"most\"");
-  EXPECT_EQ(error_of({"train.save=all"}), "train.save must be one of full, weights, got \"all\"");
-  EXPECT_EQ(error_of({"train.tokens=20G"}), "train.tokens must be a number, with K, M, B or T behind it if you like, got \"20G\"");
-  EXPECT_EQ(error_of({"train.steps=5", "train.tokens=1K"}), "train.steps and train.tokens say the same thing: give one of them");
-  EXPECT_EQ(error_of({"norm.p=0.9", "norm.kappa=3"}), "norm.p and norm.kappa say the same thing: give one of them");
-  EXPECT_EQ(error_of({"data.attend=rows"}), "data.attend must be one of row, document, got \"rows\"");
-  EXPECT_EQ(error_of({"data.train=[a, {path: b, weight: 1}]"}), "data.train: give every path a weight, or none");
-  EXPECT_EQ(error_of({"data.train=[{path: b, wight: 1}]"}), "unknown key data.train[0].wight (did you mean data.train[0].weight?)");
-  EXPECT_EQ(error_of({"data.train=[3]"}), "data.train[0] must be a path, or {path, weight}, got 3");
-  EXPECT_EQ(error_of({"train.tokens=1e300"}).substr(0, 34), "train.tokens must come to at most ");
-  EXPECT_EQ(error_of({"model.init=/nowhere"}, "run: {dir: 7, resume: auto}"),
+    EXPECT_EQ(config_error({fmt::format("{}=1", typo)}), fmt::format("unknown key {} (did you mean {}?)", typo, meant));
+  EXPECT_EQ(config_error({"norm.elsewhere=bhit"}).substr(0, 30), "norm.elsewhere must be one of ");
+  EXPECT_EQ(config_error({"model.rope.thta=1"}), "unknown key model.rope.thta (did you mean model.rope.theta?)");
+  EXPECT_EQ(config_error({"norm.lambda=[-1, 1]"}), "norm.lambda[0] must be greater than 0, got -1");
+  EXPECT_EQ(config_error({"train.lr=fast"}), "train.lr must be a number, got \"fast\"");
+  EXPECT_EQ(config_error({"train.lr=0"}), "train.lr must be greater than 0, got 0");
+  EXPECT_EQ(config_error({"train.steps=2.5"}), "train.steps must be a whole number, got 2.5");
+  EXPECT_EQ(config_error({"train.steps=0"}), "train.steps must be at least 1, got 0");
+  EXPECT_EQ(config_error({"train.warmup_ratio=1.5"}), "train.warmup_ratio must be at most 1, got 1.5");
+  EXPECT_EQ(config_error({"train.betas=[0.9]"}), "train.betas must be a list of 2 numbers, got [0.9]");
+  EXPECT_EQ(config_error({"train.betas=[0.9, 1]"}), "train.betas[1] must be less than 1, got 1");
+  EXPECT_EQ(config_error({"train.micro_batch=most"}), "train.micro_batch must be auto or a number, got \"most\"");
+  EXPECT_EQ(config_error({"train.save=all"}), "train.save must be one of full, weights, got \"all\"");
+  EXPECT_EQ(config_error({"train.tokens=20G"}), "train.tokens must be a number, with K, M, B or T behind it if you like, got \"20G\"");
+  EXPECT_EQ(config_error({"train.steps=5", "train.tokens=1K"}), "train.steps and train.tokens say the same thing: give one of them");
+  EXPECT_EQ(config_error({"norm.p=0.9", "norm.kappa=3"}), "norm.p and norm.kappa say the same thing: give one of them");
+  EXPECT_EQ(config_error({"data.attend=rows"}), "data.attend must be one of row, document, got \"rows\"");
+  EXPECT_EQ(config_error({"data.train=[a, {path: b, weight: 1}]"}), "data.train: give every path a weight, or none");
+  EXPECT_EQ(config_error({"data.train=[{path: b, wight: 1}]"}), "unknown key data.train[0].wight (did you mean data.train[0].weight?)");
+  EXPECT_EQ(config_error({"data.train=[3]"}), "data.train[0] must be a path, or {path, weight}, got 3");
+  EXPECT_EQ(config_error({"train.tokens=1e300"}).substr(0, 34), "train.tokens must come to at most ");
+  EXPECT_EQ(config_error({"model.init=/nowhere"}, "run: {dir: 7, resume: auto}"),
             "model.init: /nowhere is neither a checkpoint folder (config.json and weights) nor a run directory with checkpoints");
-  EXPECT_EQ(error_of({"model.init=/nowhere"}, "run: {dir: [7], resume: auto}"), "run.dir must be a text, got [7]");
-  EXPECT_EQ(error_of({"dtype=fp16"}), "run.dtype must be fp32 or bf16, got fp16");
-  EXPECT_EQ(error_of({"resume=yes"}), "run.resume must be one of never, auto, must, restart, got \"yes\"");
-  EXPECT_EQ(error_of({}, "version: 2"), "version must be 1, got 2");
-  EXPECT_EQ(error_of({}, "train: 3"), "train must be a map of keys, got 3");
-  EXPECT_EQ(error_of({"model.init=/nowhere"}),
+  EXPECT_EQ(config_error({"model.init=/nowhere"}, "run: {dir: [7], resume: auto}"), "run.dir must be a text, got [7]");
+  EXPECT_EQ(config_error({"dtype=fp16"}), "run.dtype must be fp32 or bf16, got fp16");
+  EXPECT_EQ(config_error({"resume=yes"}), "run.resume must be one of never, auto, must, restart, got \"yes\"");
+  EXPECT_EQ(config_error({}, "version: 2"), "version must be 1, got 2");
+  EXPECT_EQ(config_error({}, "train: 3"), "train must be a map of keys, got 3");
+  EXPECT_EQ(config_error({"model.init=/nowhere"}),
             "model.init: /nowhere is neither a checkpoint folder (config.json and weights) nor a run directory with checkpoints");
-  EXPECT_EQ(error_of({"model.preset=tinny"}).substr(0, 12), "model.preset");
-  EXPECT_EQ(error_of({}, "train:\n  lr:"), "train.lr must be a number, got nothing");
+  EXPECT_EQ(config_error({"model.preset=tinny"}).substr(0, 12), "model.preset");
+  EXPECT_EQ(config_error({}, "train:\n  lr:"), "train.lr must be a number, got nothing");
 }
 
 TEST(Config, TokensBecomeSteps) {

@@ -154,9 +154,9 @@ TEST(Data, ADamagedOrUnwritableCacheStopsNoRun) {
   train(words);
   ASSERT_EQ(files_in(tmp.path / "cache").size(), 1u);
   cut_file(tmp.path / "cache" / files_in(tmp.path / "cache")[0], 1000);
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   train(words + Words{"run.dir=" + tmp / "b"});
-  says(testing::internal::GetCapturedStderr(), "the packed copy of " + tmp / "a.txt" + " is damaged (");
+  says(::testing::internal::GetCapturedStderr(), "the packed copy of " + tmp / "a.txt" + " is damaged (");
   expect_same_runs(tmp.path / "a", tmp.path / "b");
   setenv("BHYT_CACHE", "/proc/self", 1);  // is there, takes no file whoever asks
   train(words + Words{"run.dir=" + tmp / "c"});

@@ -152,8 +152,8 @@ void expect_line(const nlohmann::json& line, const NaiveStep& expected, double t
   }
 }
 
-class NaiveLoop : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(In, NaiveLoop, testing::Values("fp32", "bf16"), [](const auto& info) { return std::string(info.param); });
+class NaiveLoop : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(In, NaiveLoop, ::testing::Values("fp32", "bf16"), [](const auto& info) { return std::string(info.param); });
 
 TEST_P(NaiveLoop, GivesTheSameWeightsAndMetrics) {
   const Folder tmp;

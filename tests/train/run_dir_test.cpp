@@ -78,7 +78,7 @@ std::vector<std::string> moves_of(const std::string& name, const fs::path& dir, 
   inotify_add_watch(watch, dir.c_str(), IN_MOVE | IN_DELETE);
   f();
   alignas(inotify_event) char events[8192];
-  const ssize_t bytes = read(watch, events, sizeof events);
+  const ssize_t bytes = ::read(watch, events, sizeof events);
   close(watch);
   std::vector<std::string> moves;
   for (ssize_t at = 0; at < bytes;) {

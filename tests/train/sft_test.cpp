@@ -40,11 +40,11 @@ std::string conversation(int i, int answer_length) {
          "\n";
 }
 
-struct Tuning {
+struct FineTuning {
   Folder tmp;
   std::string base;
 
-  explicit Tuning(const Words& model = {}) {
+  explicit FineTuning(const Words& model = {}) {
     std::string text, train_lines, valid_lines;
     for (int i = 0; i < 300; ++i) text += "some words to begin with, again and again. ";
     for (int i = 0; i < 22; ++i) train_lines += conversation(i, 3 + i * 5 % 17);
@@ -95,7 +95,7 @@ std::vector<double> validations(const fs::path& run) {
 }
 
 TEST(FineTuning, LearnsByEpochsAndKeepsTheBest) {
-  const Tuning t;
+  const FineTuning t;
   const Outcome out = tune(t.run("a"));
   EXPECT_EQ(out.step, 15);
   const fs::path run = t.tmp.path / "a";
@@ -110,7 +110,7 @@ TEST(FineTuning, LearnsByEpochsAndKeepsTheBest) {
 }
 
 TEST(FineTuning, TheBestOutlivesTheNewest) {
-  const Tuning t;
+  const FineTuning t;
   // A rate that ruins the model behind the first epoch: the first checkpoint stays the best.
   const Words words =
       t.run("a") + Words{"train.lr=2e-3", "train.schedule=constant", "train.warmup_ratio=0", "train.keep=1", "train.epochs=4"};
@@ -126,7 +126,7 @@ TEST(FineTuning, TheBestOutlivesTheNewest) {
 }
 
 TEST(FineTuning, EndsWhenItBecomesNoBetterForLong) {
-  const Tuning t;
+  const FineTuning t;
   const Words words = t.run("a") + Words{"train.epochs=50", "train.lr=0.05", "train.schedule=constant", "train.patience=2"};
   const Outcome out = tune(words);
   EXPECT_LT(out.step, 250);
@@ -141,7 +141,7 @@ TEST(FineTuning, GoesOnAfterACrashWithTheSameBits) {
                                Words{"train.micro_batch=1", "data.shuffle=torch"}})
     for (const Device device : test::devices()) {
       SCOPED_TRACE(fmt::format("{} on {}", fmt::join(variant, " "), name_of(device)));
-      const Tuning t;
+      const FineTuning t;
       const Words words = Words{"train.steps=12", "train.eval_every=5", "train.save_every=4", "device=" + name_of(device)} + variant;
       Words a = t.run("a"), b = t.run("b");
       std::erase(a, "train.epochs=3");
@@ -160,7 +160,7 @@ TEST(FineTuning, GoesOnAfterACrashWithTheSameBits) {
 TEST(FineTuning, GoesOnWithoutTheModelThatItBeganWith) {
   for (const Words& variant : {Words{}, Words{"data.template=auto"}, Words{"data.template=chatml"}}) {
     SCOPED_TRACE(fmt::format("{}", fmt::join(variant, " ")));
-    const Tuning t;
+    const FineTuning t;
     tune(t.run("a") + variant);
     EXPECT_THROW(tune(t.run("b") + variant, crash_before(8)), Killed);
     fs::remove_all(t.tmp.path / "base");
@@ -168,7 +168,7 @@ TEST(FineTuning, GoesOnWithoutTheModelThatItBeganWith) {
     expect_same_runs(t.tmp.path / "a", t.tmp.path / "b");
     says(tuning_error(t.run("c") + variant), "neither a checkpoint folder");
   }
-  const Tuning t;
+  const FineTuning t;
   const Words adapters = t.run("a") + Words{"lora.rank=2"};
   EXPECT_THROW(tune(adapters, crash_before(8)), Killed);
   fs::remove_all(t.tmp.path / "base");
@@ -176,7 +176,7 @@ TEST(FineTuning, GoesOnWithoutTheModelThatItBeganWith) {
 }
 
 TEST(FineTuning, BeginsWithCalibratedNorms) {
-  const Tuning t(Words{"norm.method=rmsnorm"});
+  const FineTuning t(Words{"norm.method=rmsnorm"});
   tune(t.run("source"));
   const double source = validations(t.tmp.path / "source").back();
   const Words words = {"model.init=" + t.tmp / "source/checkpoint-15", "norm.method=bhyt", "norm.from=calibrate", "train.save_every=4"};
@@ -198,7 +198,7 @@ TEST(FineTuning, BeginsWithCalibratedNorms) {
 
 // Rows are filled up to a multiple that grows with data.seq_len: the same conversations with more or less filling give the same gradients.
 TEST(FineTuning, WhatFillsRowsUpCountsInNoLoss) {
-  const Tuning t;
+  const FineTuning t;
   const auto first_step = [&](const std::string& dir, const char* length) {
     Words words = t.run(dir) + Words{"train.steps=1", "train.batch=3", "train.micro_batch=1", "norm.aux_loss=3", length};
     std::erase(words, "train.epochs=3");
@@ -235,7 +235,7 @@ TEST(FineTuning, WhatFillsRowsUpCountsInNoLoss) {
 }
 
 TEST(FineTuning, AdaptersLeaveTheWeightsAsTheyWere) {
-  const Tuning t;
+  const FineTuning t;
   for (const char* type : {"fp32", "bf16"}) {
     Trainer trainer(tuning_config(t.run(std::string("a-") + type) + Words{"lora.rank=4", "lora.merge=true", std::string("dtype=") + type}),
                     {});
@@ -259,14 +259,14 @@ TEST(FineTuning, AdaptersLeaveTheWeightsAsTheyWere) {
 }
 
 TEST(FineTuning, AdaptersKeepLessForTheBackwardUnlessTold) {
-  const Tuning t;
+  const FineTuning t;
   EXPECT_EQ(tuning_config(t.run("a")).train.recompute, Recompute::none);
   EXPECT_EQ(tuning_config(t.run("a") + Words{"lora.rank=2"}).train.recompute, Recompute::swiglu);
   EXPECT_EQ(tuning_config(t.run("a") + Words{"lora.rank=2", "train.recompute=none"}).train.recompute, Recompute::none);
 }
 
 TEST(FineTuning, AdaptersGoOnBesideTheWeightsThatTheyBeganWithAlone) {
-  const Tuning t, other(Words{"run.seed=5"});
+  const FineTuning t, other(Words{"run.seed=5"});
   const Words words = t.run("a") + Words{"lora.rank=2"};
   EXPECT_THROW(tune(words, crash_before(9)), Killed);
   says(tuning_error(words + Words{"resume=auto", "model.init=" + other.base}), "model.init was");
@@ -274,7 +274,7 @@ TEST(FineTuning, AdaptersGoOnBesideTheWeightsThatTheyBeganWithAlone) {
 }
 
 TEST(FineTuning, PackingChangesTheRowsButNoLoss) {
-  const Tuning t;
+  const FineTuning t;
   const Words words = {"train.steps=1", "train.eval_every=1", "train.lr=1e-9"};
   Words none = t.run("none") + words, packed = t.run("packed") + words + Words{"data.packing=documents"};
   std::erase(none, "train.epochs=3");
@@ -296,7 +296,7 @@ TEST(FineTuning, PackingChangesTheRowsButNoLoss) {
 
 TEST(FineTuning, TheVocabularyGrowsByWhatTheTemplateBrings) {
   for (const char* tied : {"model.tied=true", "model.tied=false"}) {
-    const Tuning t(Words{tied});
+    const FineTuning t(Words{tied});
     Words words = t.run("a") + Words{"data.template=chatml", "train.steps=1", "train.lr=1e-9", "train.weight_decay=0"};
     std::erase(words, "train.epochs=3");
     tune(words);
@@ -334,7 +334,7 @@ TEST(FineTuning, TheVocabularyGrowsByWhatTheTemplateBrings) {
 }
 
 TEST(FineTuning, RefusesWhatMakesNoSense) {
-  const Tuning t;
+  const FineTuning t;
   const Words run = t.run("a");
   says(tuning_error(run + Words{"lora.targets=[q_proj]"}), "lora.rank is 0");
   says(tuning_error(run + Words{"lora.rank=2", "lora.targets=[x_proj]"}), "q_proj");

@@ -155,12 +155,12 @@ TrainerOptions poison(std::int64_t from, std::int64_t to) {
   }};
 }
 
-class Skipping : public testing::TestWithParam<Device> {
+class Skipping : public ::testing::TestWithParam<Device> {
  protected:
   const Folder tmp;
   Words run(const std::string& dir) const { return small_run(tmp, dir) + on(GetParam()); }
 };
-INSTANTIATE_TEST_SUITE_P(On, Skipping, testing::ValuesIn(test::devices()),
+INSTANTIATE_TEST_SUITE_P(On, Skipping, ::testing::ValuesIn(test::devices()),
                          [](const auto& info) { return std::string(info.param.is_cuda() ? "cuda" : "cpu"); });
 
 TEST_P(Skipping, ABadStepIsRecordedAndChangesNothing) {
