@@ -272,7 +272,7 @@ TEST_F(ChatGolden, PromptsAreThoseOfTransformers) {
     const std::string jinja = templates[c["tokenizer"].get<std::string>()][c["template"].get<std::string>()];
     const ChatFormat format(recognise_chat_template(jinja, t).value(), t);
     const Messages messages = messages_of(records.at(c["index"]), c["messages"]);
-    EXPECT_EQ(format.text(messages), c["text"]) << c.dump();
+    EXPECT_EQ(format.text(messages), c["text"].get<std::string>()) << c.dump();
     EXPECT_EQ(Json(format.prompt(messages)), c["input_ids"]) << c.dump();
     ++seen;
   }
