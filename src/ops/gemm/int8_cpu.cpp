@@ -182,44 +182,52 @@ ALWAYS_INLINE float value_of(const typename Bytes<N>::Sums (&sums)[D], const Dig
   return int8_value(whole, scale, end.scale);
 }
 
-// R rows of x from `row` on times C rows of w, `out` and those `apart` from it. All loops over sums are unrolled: otherwise GCC keeps them
-// in memory.
+// A vector of R rows of x and of C rows of w, each of which is `ldw` behind the one before it. All loops over sums are unrolled: otherwise
+// GCC keeps them in memory.
+template <class Cpu, int D, int R, int C>
+ALWAYS_INLINE void add_products(const std::uint8_t* x, std::int64_t ldx, std::int64_t width, const std::int8_t* w, std::int64_t ldw,
+                                typename Bytes<Cpu::kBytes>::Sums (&acc)[R][C][D]) {
+  constexpr int N = Cpu::kBytes;
+  typename Bytes<N>::Weights weights[C];
+#pragma GCC unroll 4
+  for (int c = 0; c < C; ++c) memcpy(&weights[c], w + c * ldw, N);
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int d = 0; d < D; ++d) {
+      typename Bytes<N>::Digits digits;
+      memcpy(&digits, x + r * ldx + d * width, N);
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c) Cpu::dot(acc[r][c][d], digits, weights[c]);
+    }
+}
+
+// R rows of x from `row` on times C rows of w, `out` and those `apart` from it.
 template <class Cpu, int D, int R, int C>
 ALWAYS_INLINE void tile(const Int8Task& t, std::int64_t row, std::int64_t out, std::int64_t apart) {
-  constexpr int N = Cpu::kBytes,
-                kTwice = R * C <= 2 && 2 * N <= kInt8Vector ? 2 : 1;  // two sums for each, where too few would wait for each other
+  // Two sums for each, where too few would wait for each other; a line of the cache at a time where each row is read on and on.
+  constexpr int N = Cpu::kBytes, kGroups = R * C <= 2 ? 2 : 1, kVectors = Cpu::kFar ? 64 / N : kGroups;
   const std::int64_t width = digits_width(t.depth), ldx = digits_distance(t.depth), distance = int8_distance(t.depth),
                      ldw = apart * distance;
   const std::uint8_t* const x = t.x + row * ldx;
   const std::int8_t* const w = t.w + out * distance;
-  typename Bytes<N>::Sums acc[kTwice][R][C][D] = {};
-  for (std::int64_t at = 0; at < width; at += kTwice * N)
-#pragma GCC unroll 2
-    for (int u = 0; u < kTwice; ++u) {
-      const std::int64_t p = at + u * N;
-      // The rows behind these, in one stretch: no processor foresees several rows at a time that are near each other.
+  typename Bytes<N>::Sums acc[kGroups][R][C][D] = {};
+  std::int64_t p = 0;
+  for (; p + kVectors * N <= width; p += kVectors * N) {
+    // The rows behind these, in one stretch: no processor foresees several rows at a time that are near each other.
+#pragma GCC unroll 8
+    for (int line = 0; line < (Cpu::kFar ? 0 : C * kVectors * N); line += 64) __builtin_prefetch(w + C * (ldw + p) + line);
 #pragma GCC unroll 4
-      for (int line = 0; line < (Cpu::kFar ? 0 : C * N); line += 64) __builtin_prefetch(w + C * (ldw + p) + line);
-      typename Bytes<N>::Weights weights[C];
-#pragma GCC unroll 4
-      for (int c = 0; c < C; ++c) memcpy(&weights[c], w + c * ldw + p, N);
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-        for (int d = 0; d < D; ++d) {
-          typename Bytes<N>::Digits digits;
-          memcpy(&digits, x + r * ldx + d * width + p, N);
-#pragma GCC unroll 4
-          for (int c = 0; c < C; ++c) Cpu::dot(acc[u][r][c][d], digits, weights[c]);
-        }
-    }
+    for (int v = 0; v < kVectors; ++v) add_products<Cpu, D, R, C>(x + p + v * N, ldx, width, w + p + v * N, ldw, acc[v % kGroups]);
+  }
+  for (; p < width; p += N) add_products<Cpu, D, R, C>(x + p, ldx, width, w + p, ldw, acc[0]);
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
     for (int c = 0; c < C; ++c) {
 #pragma GCC unroll 4
       for (int d = 0; d < D; ++d)
-        if constexpr (kTwice == 2) acc[0][r][c][d] += acc[1][r][c][d];
+        if constexpr (kGroups == 2) acc[0][r][c][d] += acc[1][r][c][d];
       t.sums[(row + r) * t.outs + out + c * apart] =
           value_of<N>(acc[0][r][c], t.digits, t.scales[row + r], int8_row_end(w + c * ldw, t.depth));
     }
@@ -233,9 +241,8 @@ ALWAYS_INLINE void rows_times(const Int8Task& t, std::int64_t out, std::int64_t 
   if (row < t.rows) tile<Cpu, D, 1, C>(t, row, out, apart);
 }
 
-template <class Cpu, int D>
+template <class Cpu, int D, int C>
 ALWAYS_INLINE void task_of(const Int8Task& t) {
-  constexpr int C = Cpu::kOuts;
   std::int64_t out = 0;
   if constexpr (Cpu::kFar) {
     const std::int64_t apart = rows_apart(t.outs, C);
@@ -246,9 +253,21 @@ ALWAYS_INLINE void task_of(const Int8Task& t) {
   for (; out < t.outs; ++out) rows_times<Cpu, D, 1>(t, out, 1);
 }
 
+// Few rows of x are bound by reading w, and memory gives two rows that are read on and on quicker than four.
+template <class Cpu, int D>
+ALWAYS_INLINE void task_of(const Int8Task& t) {
+  if (Cpu::kFar && t.rows < kManyRows)
+    task_of<Cpu, D, 2>(t);
+  else
+    task_of<Cpu, D, Cpu::kOuts>(t);
+}
+
 template <class Cpu>
 ALWAYS_INLINE void task(const Int8Task& t) {
-  t.digits.count == 2 ? task_of<Cpu, 2>(t) : task_of<Cpu, 3>(t);
+  if (t.digits.count == 2)
+    task_of<Cpu, 2>(t);
+  else
+    task_of<Cpu, 3>(t);
 }
 
 #if defined(__aarch64__)

@@ -125,13 +125,17 @@ ALWAYS_INLINE void few_vectors(const float* x, std::int64_t ldx, const W* w, std
 }
 
 // C rows of w, `apart` from each other, whose sums are `outs` apart. At least two vectors at a time: of bf16 that is what a load brings.
+// Eight steps of short vectors before the loop counts: on a Neoverse-N1, whose window is small, that is a tenth.
 template <int L, int R, int C, class W>
 ALWAYS_INLINE void few(std::int64_t k, const float* x, std::int64_t ldx, const W* w, std::int64_t apart, const Sums& sums,
                        std::int64_t outs) {
-  constexpr int kGroups = kRowGroups<L>, kVectors = kGroups == 1 ? 2 : kGroups;
+  constexpr int kGroups = kRowGroups<L>, kVectors = kGroups == 1 ? 2 : kGroups, kStep = kVectors * L, kSteps = kGroups == 1 ? 8 : 1;
   typename Vector<L>::Floats acc[R][C][kGroups] = {};
   std::int64_t p = 0;
-  for (; p + kVectors * L <= k; p += kVectors * L) few_vectors<L, R, C, kVectors>(x + p, ldx, w + p, apart, acc);
+  for (; p + kSteps * kStep <= k; p += kSteps * kStep)
+#pragma GCC unroll 8
+    for (int i = 0; i < kSteps; ++i) few_vectors<L, R, C, kVectors>(x + p + i * kStep, ldx, w + p + i * kStep, apart, acc);
+  for (; p + kStep <= k; p += kStep) few_vectors<L, R, C, kVectors>(x + p, ldx, w + p, apart, acc);
   if (p < k) few_vectors<L, R, C, kGroups>(x + p, ldx, w + p, apart, acc);
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c) {
