@@ -123,6 +123,7 @@ void page_scores(const Group<T>& g, const Scratch& s, std::int64_t key, std::int
                                 .ldw = g.ld,
                                 .sums = s.p + first * s.ldp + key,
                                 .ldsums = s.ldp});
+  static_assert(kPageTokens <= kManyOuts);
   run(RowTask<T>{.rows = rows,
                  .outs = seen,
                  .depth = g.d,

@@ -203,7 +203,7 @@ void pack_rows(const In* x, std::int64_t ldx, std::int64_t rows, std::int64_t de
 }  // namespace
 
 bool use_panels(std::int64_t rows) {
-  constexpr std::int64_t enough = 2 * kPanelRows;  // fewer do not repay laying w out anew
+  constexpr std::int64_t enough = 3 * kPanelRows;  // fewer do not repay laying w out anew
   return row_lanes() == kLanes && rows >= enough;
 }
 

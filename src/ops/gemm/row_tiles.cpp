@@ -111,17 +111,18 @@ constexpr int kFewOuts = kRowGroups<L> == 4 || (R == 1 && std::is_same_v<W, floa
 template <int L, int R, int C, int V, class W>
 ALWAYS_INLINE void few_vectors(const float* x, std::int64_t ldx, const W* w, std::int64_t apart,
                                typename Vector<L>::Floats (&acc)[R][C][kRowGroups<L>]) {
-  typename Vector<L>::Floats a, b[C][V];
+  typename Vector<L>::Floats a[R], b[C][V];
 #pragma GCC unroll 4
   for (int c = 0; c < C; ++c) load_vectors<L, V>(w + c * apart, b[c]);
 #pragma GCC unroll 4
-  for (int v = 0; v < V; ++v)
+  for (int v = 0; v < V; ++v) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) load<L>(x + r * ldx + v * L, a[r]);
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      load<L>(x + r * ldx + v * L, a);
-#pragma GCC unroll 4
-      for (int c = 0; c < C; ++c) add_product<L>(acc[r][c][v % kRowGroups<L>], a, b[c][v]);
-    }
+    for (int c = 0; c < C; ++c)
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) add_product<L>(acc[r][c][v % kRowGroups<L>], a[r], b[c][v]);
+  }
 }
 
 // C rows of w, `apart` from each other, whose sums are `outs` apart. At least two vectors at a time: of bf16 that is what a load brings.
@@ -146,19 +147,21 @@ ALWAYS_INLINE void few(std::int64_t k, const float* x, std::int64_t ldx, const W
     }
 }
 
-// All blocks of the depth of C rows of w, from row `out` on, `outs` apart.
+// A block of the depth of C rows of w, from row `out` on, `outs` apart.
+template <int L, int R, int C, class W>
+ALWAYS_INLINE void few_outs(const RowTask<W>& t, std::int64_t out, std::int64_t outs, const DepthBlock<L>& b) {
+  const W* const w = t.w + out * t.ldw + b.at;
+  const Sums sums{t.sums + out, t.ldsums, b.at == 0};
+  if (b.whole()) {
+    few<L, R, C>(b.size(), t.x + b.at, t.ldx, w, outs * t.ldw, sums, outs);
+    return;
+  }
+  for (int c = 0; c < C; ++c) padded<L>(w + c * outs * t.ldw, b.size(), t.panel + c * b.kStep);
+  few<L, R, C>(b.width(), t.x + b.at, t.ldx, t.panel, b.kStep, sums, outs);
+}
 template <int L, int R, int C, class W>
 ALWAYS_INLINE void few_outs(const RowTask<W>& t, std::int64_t out, std::int64_t outs) {
-  for (DepthBlock<L> b{t.depth}; b.there(); b.at += b.size()) {
-    const W* const w = t.w + out * t.ldw + b.at;
-    const Sums sums{t.sums + out, t.ldsums, b.at == 0};
-    if (b.whole()) {
-      few<L, R, C>(b.size(), t.x + b.at, t.ldx, w, outs * t.ldw, sums, outs);
-      continue;
-    }
-    for (int c = 0; c < C; ++c) padded<L>(w + c * outs * t.ldw, b.size(), t.panel + c * b.kStep);
-    few<L, R, C>(b.width(), t.x + b.at, t.ldx, t.panel, b.kStep, sums, outs);
-  }
+  for (DepthBlock<L> b{t.depth}; b.there(); b.at += b.size()) few_outs<L, R, C>(t, out, outs, b);
 }
 
 template <int L, int R, class W>
@@ -249,12 +252,101 @@ ALWAYS_INLINE void panel(const RowTask<W>& t, std::int64_t out, const DepthBlock
 }
 
 template <int L, int C, class W>
-ALWAYS_INLINE void task_of_many(const RowTask<W>& t) {
+ALWAYS_INLINE void task_in_panels(const RowTask<W>& t) {
   for (DepthBlock<L> b{t.depth}; b.there(); b.at += b.size()) {
     std::int64_t out = 0;
     for (; out + C <= t.outs; out += C) panel<L, C>(t, out, b);
     for (; out < t.outs; ++out) panel<L, 1>(t, out, b);
   }
+}
+
+// Many rows and short vectors: w is widened in registers, which is little beside eight rows of sums. The nearest cache keeps a few columns
+// of x, a step of all rows after the other, while rows of w go over them; sums wait in memory for the next ones, lane by lane.
+constexpr std::int64_t kNearColumns = 512, kNearRows = 8, kNearFloats = kNearColumns * kNearRows;
+static_assert(kNearFloats + kManyOuts * 4 * kNearRows <= kPanelFloats);
+template <int L>
+constexpr int kNearStep = 2 * L;
+
+// Steps of R rows of x in the panel times C rows of w. The rows of w behind them are asked for.
+template <int L, int R, int C, class W>
+ALWAYS_INLINE void near_steps(std::int64_t steps, const float* x, const W* w, std::int64_t ldw,
+                              typename Vector<L>::Floats (&acc)[R][C][1]) {
+  for (std::int64_t p = 0; p < steps * kNearStep<L>; p += kNearStep<L>) {
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) __builtin_prefetch(w + (C + c) * ldw + p);
+    few_vectors<L, R, C, 2>(x + p * R, kNearStep<L>, w + p, ldw, acc);
+  }
+}
+
+// Columns [from, from + k) of a whole block of the depth: of R rows of x, which are in the panel, and C rows of w from row `out` on.
+template <int L, int R, int C, class W>
+ALWAYS_INLINE void near_outs(const RowTask<W>& t, std::int64_t out, const DepthBlock<L>& b, std::int64_t from, std::int64_t k) {
+  const W* const w = t.w + out * t.ldw + b.at + from;
+  float* const waiting = t.panel + kNearFloats + out * R * L;
+  typename Vector<L>::Floats acc[R][C][1] = {};
+  // Each by itself here and below: taken as a whole, GCC would keep them in memory.
+  if (from > 0) {
+#pragma GCC unroll 16
+    for (int i = 0; i < R * C; ++i) load<L>(waiting + i * L, acc[i / C][i % C][0]);
+  }
+  const std::int64_t steps = k / kNearStep<L>, p = steps * kNearStep<L>;
+  near_steps<L, R, C>(steps, t.panel, w, t.ldw, acc);
+  if (p < k) few_vectors<L, R, C, 1>(t.panel + p * R, kNearStep<L>, w + p, t.ldw, acc);
+  if (from + k < b.size()) {
+#pragma GCC unroll 16
+    for (int i = 0; i < R * C; ++i) memcpy(waiting + i * L, &acc[i / C][i % C][0], sizeof acc[0][0][0]);
+    return;
+  }
+  const Sums sums{t.sums + out, t.ldsums, b.at == 0};
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) sums.put<L>(r, c, acc[r][c][0]);
+}
+
+template <int L, int R, class W>
+ALWAYS_INLINE void near_rows(const RowTask<W>& t) {
+  for (DepthBlock<L> b{t.depth}; b.there(); b.at += b.size()) {
+    if (!b.whole()) {
+      for (std::int64_t out = 0; out < t.outs; ++out) few_outs<L, R, 1>(t, out, 1, b);
+      continue;
+    }
+    for (std::int64_t from = 0; from < b.size(); from += kNearColumns) {
+      const std::int64_t k = std::min(kNearColumns, b.size() - from);
+      for (std::int64_t p = 0; p < k; p += kNearStep<L>)  // rows of x have zeros behind their end
+        for (int r = 0; r < R; ++r)
+          memcpy(t.panel + p * R + r * kNearStep<L>, t.x + r * t.ldx + b.at + from + p, kNearStep<L> * sizeof(float));
+      std::int64_t out = 0;
+      for (; out + 2 <= t.outs; out += 2) near_outs<L, R, 2>(t, out, b, from, k);
+      if (out < t.outs) near_outs<L, R, 1>(t, out, b, from, k);
+    }
+  }
+}
+
+template <int L, class W>
+ALWAYS_INLINE void task_in_registers(const RowTask<W>& t) {
+  RowTask<W> part = t;
+  for (std::int64_t left = t.rows, rows; left > 0; left -= rows, part.x += rows * t.ldx, part.sums += rows * t.ldsums) {
+    rows = left >= kNearRows ? kNearRows : std::min<std::int64_t>(left, 4);
+    if (rows == kNearRows)
+      near_rows<L, kNearRows>(part);
+    else if (rows == 4)
+      near_rows<L, 4>(part);
+    else if (rows == 3)
+      near_rows<L, 3>(part);
+    else if (rows == 2)
+      near_rows<L, 2>(part);
+    else
+      near_rows<L, 1>(part);
+  }
+}
+
+template <int L, int C, class W>
+ALWAYS_INLINE void task_of_many(const RowTask<W>& t) {
+  if constexpr (kRowGroups<L> == 1)
+    task_in_registers<L>(t);
+  else
+    task_in_panels<L, C>(t);
 }
 
 // Vectors of L lanes; C rows of w beside four of x fill the registers.

@@ -10,9 +10,10 @@
 
 namespace bhyt::cpu {
 
-constexpr std::int64_t kDepth = 2048;  // columns that stay in the cache while rows go over them
-constexpr std::int64_t kPad = 64;      // rows of x are padded to multiples of it, with zeros: four vectors of any processor
-constexpr std::int64_t kManyRows = 4;  // from here on w is widened once for all rows, and both operands are laid out for that
+constexpr std::int64_t kDepth = 2048;    // columns that stay in the cache while rows go over them
+constexpr std::int64_t kPad = 64;        // rows of x are padded to multiples of it, with zeros: four vectors of any processor
+constexpr std::int64_t kManyRows = 4;    // from here on w is widened once for all rows, and both operands are laid out for that
+constexpr std::int64_t kManyOuts = 128;  // of w in a task of many rows, at most
 constexpr std::int64_t kPanelFloats = 4 * kDepth;
 // Vectors that an element is summed in. Fewer make products of many rows quicker where vectors are short (row_panels.h), more those of few.
 template <int L>
@@ -58,7 +59,7 @@ void pack_row(const bf16* x, std::int64_t depth, bool many, float* out);
 template <class W>
 struct RowTask {
   std::int64_t rows = 0, outs = 0, depth = 0;
-  bool many = false;         // how x is packed
+  bool many = false;         // how x is packed; no more than kManyOuts then
   const float* x = nullptr;  // packed rows
   std::int64_t ldx = 0;
   const W* w = nullptr;  // [outs, depth]

@@ -17,7 +17,7 @@ namespace {
 constexpr std::int64_t kAtOnce = 512;              // rows of x that are packed at a time
 constexpr std::int64_t kMmlaAtOnce = 128;          // these stay in the cache
 constexpr std::int64_t kTaskRows = 64;             // of x in a task
-constexpr std::int64_t kTaskOuts = 128;            // of w in a task, at most, but for a long_stretch
+constexpr std::int64_t kTaskOuts = kManyOuts;      // of w in a task, at most, but for a long_stretch
 constexpr std::int64_t kTaskElements = 128 << 10;  // of w in a task: enough to be read in one go
 constexpr std::int64_t kSums = std::max(kTaskRows * kTaskOuts, kAtOnce* kPanelTaskOuts);
 
