@@ -45,19 +45,28 @@ void reference_attention(const AttentionShape& s, const std::vector<double>& qkv
       }
 }
 
-enum class Mask { causal, documents };
+// documents_at_tiles: they begin right before, at and right behind the tiles of a GPU, so that one sees a single key of a tile.
+enum class Mask { causal, documents, documents_at_tiles };
 
 Case attention_case(const AttentionShape& s, Mask mask = Mask::causal, double scale = 1) {
   const std::int64_t n = s.batch * s.seq;
-  const bool documents = mask == Mask::documents;
+  const bool documents = mask != Mask::causal;
   // Documents of 1 to 40 tokens, and one of 90 that spans tiles; another cut in every sequence.
-  const auto first = [s](Rng&, std::int64_t i) {
+  const auto first = [s, mask](Rng&, std::int64_t i) {
     std::int64_t t = i % s.seq, begin = 0, next = 0, k = i / s.seq;
+    if (mask == Mask::documents_at_tiles) {
+      for (const std::int64_t start : {63, 128, 193, 255})
+        if (start <= t) begin = start;
+      return static_cast<double>(begin);
+    }
     for (; next <= t; ++k) begin = next, next += k % 5 == 3 ? 90 : 1 + k * 17 % 40;
     return static_cast<double>(begin);
   };
   return {
-      .name = fmt::format("B{} T{} H{} K{} D{}{} scale {}", s.batch, s.seq, s.heads, s.kv_heads, s.head_dim, documents ? " documents" : "",
+      .name = fmt::format("B{} T{} H{} K{} D{}{} scale {}", s.batch, s.seq, s.heads, s.kv_heads, s.head_dim,
+                          mask == Mask::documents ? " documents"
+                          : documents             ? " documents at tiles"
+                                                  : "",
                           scale),
       .inputs = {{"qkv", {n, (s.heads + 2 * s.kv_heads) * s.head_dim}, Role::activation, Fill::normal, scale},
                  {"first", {s.batch, s.seq}, Role::integer, Fill::integers, 1, 0, first}},
@@ -103,6 +112,8 @@ std::vector<Case> tests() {
   // Blocks of several tiles that end within one; more steps than tiles in flight.
   cases.push_back(attention_case({.batch = 1, .seq = 300, .heads = 1, .kv_heads = 1, .head_dim = 64}, Mask::documents));
   cases.push_back(attention_case({.batch = 1, .seq = 385, .heads = 2, .kv_heads = 1, .head_dim = 64}));
+  for (const std::int64_t d : {64, 128})
+    cases.push_back(attention_case({.batch = 1, .seq = 260, .heads = 1, .kv_heads = 1, .head_dim = d}, Mask::documents_at_tiles));
   // Wider than the tiles of a GPU.
   cases.push_back(attention_case({.batch = 1, .seq = 67, .heads = 2, .kv_heads = 1, .head_dim = 130}));
   cases.push_back(attention_case({.batch = 1, .seq = 70, .heads = 2, .kv_heads = 1, .head_dim = 132}, Mask::documents));
