@@ -111,18 +111,17 @@ constexpr int kFewOuts = kRowGroups<L> == 4 || (R == 1 && std::is_same_v<W, floa
 template <int L, int R, int C, int V, class W>
 ALWAYS_INLINE void few_vectors(const float* x, std::int64_t ldx, const W* w, std::int64_t apart,
                                typename Vector<L>::Floats (&acc)[R][C][kRowGroups<L>]) {
-  typename Vector<L>::Floats a[R], b[C][V];
+  typename Vector<L>::Floats a, b[C][V];
 #pragma GCC unroll 4
   for (int c = 0; c < C; ++c) load_vectors<L, V>(w + c * apart, b[c]);
 #pragma GCC unroll 4
-  for (int v = 0; v < V; ++v) {
+  for (int v = 0; v < V; ++v)
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) load<L>(x + r * ldx + v * L, a[r]);
+    for (int r = 0; r < R; ++r) {
+      load<L>(x + r * ldx + v * L, a);
 #pragma GCC unroll 4
-    for (int c = 0; c < C; ++c)
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) add_product<L>(acc[r][c][v % kRowGroups<L>], a[r], b[c][v]);
-  }
+      for (int c = 0; c < C; ++c) add_product<L>(acc[r][c][v % kRowGroups<L>], a, b[c][v]);
+    }
 }
 
 // C rows of w, `apart` from each other, whose sums are `outs` apart. At least two vectors at a time: of bf16 that is what a load brings.
@@ -181,7 +180,7 @@ ALWAYS_INLINE void task_of_few(const RowTask<W>& t) {
     task_of_few<L, 3>(t);
   else if (t.rows == 2)
     task_of_few<L, 2>(t);
-  else
+  else if (t.rows == 1)
     task_of_few<L, 1>(t);
 }
 
@@ -252,7 +251,7 @@ ALWAYS_INLINE void panel(const RowTask<W>& t, std::int64_t out, const DepthBlock
 }
 
 template <int L, int C, class W>
-ALWAYS_INLINE void task_in_panels(const RowTask<W>& t) {
+ALWAYS_INLINE void task_of_many(const RowTask<W>& t) {
   for (DepthBlock<L> b{t.depth}; b.there(); b.at += b.size()) {
     std::int64_t out = 0;
     for (; out + C <= t.outs; out += C) panel<L, C>(t, out, b);
@@ -323,36 +322,26 @@ ALWAYS_INLINE void near_rows(const RowTask<W>& t) {
   }
 }
 
+// Eight rows or four at a time; returns what is left, fewer than kManyRows.
 template <int L, class W>
-ALWAYS_INLINE void task_in_registers(const RowTask<W>& t) {
-  RowTask<W> part = t;
-  for (std::int64_t left = t.rows, rows; left > 0; left -= rows, part.x += rows * t.ldx, part.sums += rows * t.ldsums) {
-    rows = left >= kNearRows ? kNearRows : std::min<std::int64_t>(left, 4);
+ALWAYS_INLINE RowTask<W> near_task(RowTask<W> t) {
+  for (std::int64_t rows; t.rows >= kManyRows; t.rows -= rows, t.x += rows * t.ldx, t.sums += rows * t.ldsums) {
+    rows = t.rows >= kNearRows ? kNearRows : kManyRows;
     if (rows == kNearRows)
-      near_rows<L, kNearRows>(part);
-    else if (rows == 4)
-      near_rows<L, 4>(part);
-    else if (rows == 3)
-      near_rows<L, 3>(part);
-    else if (rows == 2)
-      near_rows<L, 2>(part);
+      near_rows<L, kNearRows>(t);
     else
-      near_rows<L, 1>(part);
+      near_rows<L, kManyRows>(t);
   }
-}
-
-template <int L, int C, class W>
-ALWAYS_INLINE void task_of_many(const RowTask<W>& t) {
-  if constexpr (kRowGroups<L> == 1)
-    task_in_registers<L>(t);
-  else
-    task_in_panels<L, C>(t);
+  return t;
 }
 
 // Vectors of L lanes; C rows of w beside four of x fill the registers.
 template <int L, int C, class W>
 ALWAYS_INLINE void task(const RowTask<W>& t) {
-  t.many ? task_of_many<L, C>(t) : task_of_few<L>(t);
+  if constexpr (kRowGroups<L> == 1)
+    task_of_few<L>(t.many ? near_task<L>(t) : t);
+  else
+    t.many ? task_of_many<L, C>(t) : task_of_few<L>(t);
 }
 
 template <int L, class In>
