@@ -221,18 +221,23 @@ TEST(GemmByRow, Int8RowsHaveTheirBits) {
 
 // However the integers are laid out.
 TEST(GemmByRow, Int8HasTheSameBitsOnAnyProcessor) {
+  const std::int64_t outs = 77;  // tiles side by side, far apart, and one that is cut
   for (const std::int64_t depth : {1, 40, 56, 64, 203, 1500, 5003, 5020})
-    for (const std::int64_t rows : {1, 5, 8, 9, 19}) {
-      const OwnedTensor x = drawn(DType::bf16, rows, depth, 1), w = drawn(DType::bf16, 27, depth, 2);
+    for (const std::int64_t rows : {1, 2, 3, 5, 8, 9, 19, 70}) {
+      const OwnedTensor x = drawn(DType::bf16, rows, depth, 1), w = drawn(DType::bf16, outs, depth, 2);
       const Int8 q(w, {});
       const std::vector<char> bits = product(x, q.t, DType::f32, 0, rows, 2);
       {
         const cpu::WithoutMmla plain;
         EXPECT_EQ(product(x, q.t, DType::f32, 0, rows, 2), bits) << rows << ", depth " << depth;
       }
+      {
+        const cpu::BfTilesAnywhere tiles;
+        EXPECT_EQ(product(x, q.t, DType::f32, 0, rows, 2), bits) << rows << ", depth " << depth;
+      }
       const std::int64_t distance = cpu::digits_distance(depth), width = cpu::digits_width(depth);
       std::vector<std::uint8_t> digits(static_cast<std::size_t>(rows * distance));
-      std::vector<float> scales, sums(static_cast<std::size_t>(rows * 27));
+      std::vector<float> scales, sums(static_cast<std::size_t>(rows * outs));
       for (std::int64_t r = 0; r < rows; ++r) {
         float inverse;
         const bf16* const row = x.t.as<bf16>() + r * depth;
@@ -241,7 +246,7 @@ TEST(GemmByRow, Int8HasTheSameBitsOnAnyProcessor) {
       }
       cpu::run(cpu::Int8Task{.digits = cpu::kSevenBits,
                              .rows = rows,
-                             .outs = 27,
+                             .outs = outs,
                              .depth = depth,
                              .x = digits.data(),
                              .scales = scales.data(),

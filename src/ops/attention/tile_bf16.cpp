@@ -31,8 +31,8 @@ BHYT_CLONES void plain_product(std::int64_t m, std::int64_t n, std::int64_t k, c
 #if defined(__x86_64__)
 bool ask_for_matrix_unit() {
   unsigned a, b, c, d;
-  constexpr unsigned kTiles = 1u << 24, kBf16 = 1u << 22;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & kTiles) || !(d & kBf16)) return false;
+  constexpr unsigned kTiles = 1u << 24, kBf16 = 1u << 22, kInt8 = 1u << 25, kAll = kTiles | kBf16 | kInt8;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kAll) != kAll) return false;
   if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bf16")) return false;  // for rounding
   constexpr long kAskForState = 0x1023, kTileData = 18;  // the kernel gives a process the unit's registers when it asks
   return ::syscall(SYS_arch_prctl, kAskForState, kTileData) == 0;

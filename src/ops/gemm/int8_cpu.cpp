@@ -11,6 +11,7 @@
 #include "ops/gemm/row_tiles.h"
 
 #if defined(__aarch64__)
+#include <arm_neon.h>
 #include <sys/auxv.h>
 #endif
 
@@ -125,10 +126,10 @@ struct Bytes {
   typedef std::int16_t Halves __attribute__((vector_size(N)));
 };
 
-// kOuts rows of w are worked on together. kFar: they lie far apart, and each is read on and on; otherwise next to each other, and the ones
-// behind them are asked for.
+// kOuts rows of w are worked on together. kFar: they lie far apart, and each is read on and on, what is kAhead bytes further being asked
+// for; otherwise next to each other, and the ones behind them are asked for.
 struct Plain {
-  static constexpr int kBytes = 16, kOuts = 2;
+  static constexpr int kBytes = 16, kOuts = 2, kAhead = 0;
   static constexpr bool kFar = false;
   ALWAYS_INLINE static void dot(Bytes<16>::Sums& sum, const Bytes<16>::Digits& x, const Bytes<16>::Weights& w) {
     for (int i = 0; i < 16; ++i) sum[i / 4] += x[i] * w[i];
@@ -137,7 +138,7 @@ struct Plain {
 
 #if defined(__aarch64__)
 struct Dot {
-  static constexpr int kBytes = 16, kOuts = 4;
+  static constexpr int kBytes = 16, kOuts = 4, kAhead = 0;
   static constexpr bool kFar = true;
   ALWAYS_INLINE static void dot(Bytes<16>::Sums& sum, const Bytes<16>::Digits& x, const Bytes<16>::Weights& w) {
     __asm__("sdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(x), "w"(w));  // digits have signs, or are below 128
@@ -146,8 +147,8 @@ struct Dot {
 #elif defined(__x86_64__)
 // Two products of 7 bits fit the 16 bits that the first instruction sums in.
 struct Avx2 {
-  static constexpr int kBytes = 32, kOuts = 2;
-  static constexpr bool kFar = false;
+  static constexpr int kBytes = 32, kOuts = 2, kAhead = 1024;
+  static constexpr bool kFar = true;
   ALWAYS_INLINE static void dot(Bytes<32>::Sums& sum, const Bytes<32>::Digits& x, const Bytes<32>::Weights& w) {
     Bytes<32>::Halves pairs, ones = {};
     ones += 1;
@@ -158,19 +159,30 @@ struct Avx2 {
   }
 };
 struct Vnni {
-  static constexpr int kBytes = 64, kOuts = 4;
-  static constexpr bool kFar = false;
+  static constexpr int kBytes = 64, kOuts = 4, kAhead = 1024;
+  static constexpr bool kFar = true;
   ALWAYS_INLINE static void dot(Bytes<64>::Sums& sum, const Bytes<64>::Digits& x, const Bytes<64>::Weights& w) {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
   }
 };
 #endif
 
+// Halves onto each other until one is left.
 template <int N>
 ALWAYS_INLINE std::int64_t total(const typename Bytes<N>::Sums& sums) {
-  std::int32_t all = 0;
-  for (int i = 0; i < N / 4; ++i) all += sums[i];
-  return all;
+#if defined(__aarch64__)
+  return vaddvq_s32(sums);
+#else
+  if constexpr (N == 8) {
+    return sums[0] + sums[1];
+  } else {
+    typename Bytes<N / 2>::Sums low, high;
+    memcpy(&low, &sums, sizeof low);
+    memcpy(&high, reinterpret_cast<const char*>(&sums) + sizeof low, sizeof high);
+    const typename Bytes<N / 2>::Sums sum = low + high;
+    return total<N / 2>(sum);
+  }
+#endif
 }
 
 // What a row's digits times a row of w come to, as a number.
@@ -217,6 +229,8 @@ ALWAYS_INLINE void tile(const Int8Task& t, std::int64_t row, std::int64_t out, s
     // The rows behind these, in one stretch: no processor foresees several rows at a time that are near each other.
 #pragma GCC unroll 8
     for (int line = 0; line < (Cpu::kFar ? 0 : C * kVectors * N); line += 64) __builtin_prefetch(w + C * (ldw + p) + line);
+#pragma GCC unroll 4
+    for (int c = 0; c < (Cpu::kAhead > 0 ? C : 0); ++c) __builtin_prefetch(w + c * ldw + p + Cpu::kAhead);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) add_products<Cpu, D, R, C>(x + p + v * N, ldx, width, w + p + v * N, ldw, acc[v % kGroups]);
   }

@@ -21,6 +21,7 @@ struct Vector {
   typedef float Floats __attribute__((vector_size(4 * L)));
   typedef std::uint32_t Words __attribute__((vector_size(4 * L)));
   typedef std::uint16_t Halves __attribute__((vector_size(2 * L)));
+  typedef std::uint16_t HalvesAnywhere __attribute__((vector_size(2 * L), may_alias, aligned(2)));
 };
 
 template <int L>
@@ -32,9 +33,19 @@ ALWAYS_INLINE void load(const bf16* from, typename Vector<L>::Floats& to) {
 #if defined(__aarch64__)
   to = vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(&from->bits), 16));  // one instruction, which compilers do not find
 #else
-  typename Vector<L>::Halves halves;
-  memcpy(&halves, from, sizeof halves);
-  const typename Vector<L>::Words words = __builtin_convertvector(halves, typename Vector<L>::Words) << 16;
+  typename Vector<L>::Words words;
+#if defined(__x86_64__)
+  if constexpr (L >= 8) {
+    // By name: of a conversion GCC makes halves that it puts together again, five instructions for one. Reads what a load would.
+    __asm__("vpmovzxwd %1, %0" : "=v"(words) : "m"(*reinterpret_cast<const typename Vector<L>::HalvesAnywhere*>(from)));
+  } else
+#endif
+  {
+    typename Vector<L>::Halves halves;
+    memcpy(&halves, from, sizeof halves);
+    words = __builtin_convertvector(halves, typename Vector<L>::Words);
+  }
+  words <<= 16;
   memcpy(&to, &words, sizeof to);
 #endif
 }
@@ -102,10 +113,21 @@ ALWAYS_INLINE const float* padded(const W* row, std::int64_t n, float* out) {
   return out;
 }
 
-// Few rows, bound by reading w: a row of it at a time, from end to end, as memory gives it quickest; where one has too few sums to keep the
-// processor busy two, that lie far apart, so that both are read on and on. (Four take a Neoverse-N1 a sixth to a quarter longer.)
+// Few rows, bound by reading w: two rows of it at a time that lie far apart, so that both are read on and on and the end of one is not
+// waited for (four take a Neoverse-N1 a sixth to a quarter longer); one where it has sums enough to keep the processor busy, or two have
+// too many for the registers.
 template <int L, int R, class W>
-constexpr int kFewOuts = kRowGroups<L> == 4 || (R == 1 && std::is_same_v<W, float>) ? 1 : 2;
+constexpr int kFewOuts = L == 4 ? (R == 1 && std::is_same_v<W, float> ? 1 : 2) : (R == 1 || L == 16 ? 2 : 1);
+
+// What is further in a row of w is asked for where processors do not look far ahead themselves.
+template <int L, class W>
+ALWAYS_INLINE void ask_ahead([[maybe_unused]] const W* w, [[maybe_unused]] std::int64_t n) {
+#if defined(__x86_64__)
+  constexpr std::int64_t kAhead = 1024 / sizeof(W), kLine = 64 / sizeof(W);
+#pragma GCC unroll 4
+  for (std::int64_t i = 0; i < n; i += kLine) __builtin_prefetch(w + kAhead + i);
+#endif
+}
 
 // V vectors of R rows of x and of C rows of w, which lie `apart`; each goes to the sum of its group.
 template <int L, int R, int C, int V, class W>
@@ -113,7 +135,10 @@ ALWAYS_INLINE void few_vectors(const float* x, std::int64_t ldx, const W* w, std
                                typename Vector<L>::Floats (&acc)[R][C][kRowGroups<L>]) {
   typename Vector<L>::Floats a, b[C][V];
 #pragma GCC unroll 4
-  for (int c = 0; c < C; ++c) load_vectors<L, V>(w + c * apart, b[c]);
+  for (int c = 0; c < C; ++c) {
+    ask_ahead<L>(w + c * apart, V * L);
+    load_vectors<L, V>(w + c * apart, b[c]);
+  }
 #pragma GCC unroll 4
   for (int v = 0; v < V; ++v)
 #pragma GCC unroll 8
@@ -206,20 +231,22 @@ ALWAYS_INLINE void part_block(const In* row, const DepthBlock<L>& b, float* out)
     part_groups<L>(padded<L>(row + b.at, b.size(), end), b.width(), out);
 }
 
-// R rows of x times C rows of w, their groups parted; k columns each.
-template <int L, int R, int C>
-ALWAYS_INLINE void tile(std::int64_t k, const float* x, std::int64_t ldx, const float* w, const Sums& sums) {
+// R rows of x, their groups parted, times C rows of w as they lie, of which every group is gone through in turn: k columns each. The rows
+// of w behind them are asked for.
+template <int L, int R, int C, class W>
+ALWAYS_INLINE void tile(std::int64_t k, const float* x, std::int64_t ldx, const W* w, std::int64_t ldw, const Sums& sums) {
   typename Vector<L>::Floats part[R][C];
   const std::int64_t group = k / kRowGroups<L>;
   for (int g = 0; g < kRowGroups<L>; ++g) {
     typename Vector<L>::Floats acc[R][C] = {};
-    for (std::int64_t p = g * group; p < (g + 1) * group; p += L) {
+    for (std::int64_t p = 0; p < group; p += L) {
       typename Vector<L>::Floats a[R], b;
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) load<L>(x + r * ldx + p, a[r]);
+      for (int r = 0; r < R; ++r) load<L>(x + r * ldx + g * group + p, a[r]);
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) {
-        load<L>(w + c * k + p, b);
+        if (p % (64 / sizeof(W)) == 0) __builtin_prefetch(w + (C + c) * ldw + g * group + p);
+        load<L>(w + c * ldw + p * kRowGroups<L> + g * L, b);
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) add_product<L>(acc[r][c], a[r], b);
       }
@@ -231,31 +258,37 @@ ALWAYS_INLINE void tile(std::int64_t k, const float* x, std::int64_t ldx, const 
     for (int c = 0; c < C; ++c) sums.put<L>(r, c, part[r][c]);
 }
 
-// A block of C rows of w, for all rows of x.
-template <int L, int C, class W>
-ALWAYS_INLINE void panel(const RowTask<W>& t, std::int64_t out, const DepthBlock<L>& b) {
-  const std::int64_t k = b.width();
-  for (int c = 0; c < C; ++c) part_block<L>(t.w + (out + c) * t.ldw, b, t.panel + c * k);
-  const float* x = t.x + b.at;
-  Sums sums{t.sums + out, t.ldsums, b.at == 0};
-  for (std::int64_t rows = t.rows; rows > 0; rows -= 4, x += 4 * t.ldx, sums.at += 4 * sums.ld) {
-    if (rows >= 4)
-      tile<L, 4, C>(k, x, t.ldx, t.panel, sums);
-    else if (rows == 3)
-      tile<L, 3, C>(k, x, t.ldx, t.panel, sums);
-    else if (rows == 2)
-      tile<L, 2, C>(k, x, t.ldx, t.panel, sums);
-    else
-      tile<L, 1, C>(k, x, t.ldx, t.panel, sums);
-  }
+// A block of C rows of w from row `out` on, for R rows of x from `row` on.
+template <int L, int R, int C, class W>
+ALWAYS_INLINE void tile(const RowTask<W>& t, std::int64_t row, std::int64_t out, const DepthBlock<L>& b) {
+  const float* const x = t.x + row * t.ldx + b.at;
+  const W* const w = t.w + out * t.ldw + b.at;
+  const Sums sums{t.sums + row * t.ldsums + out, t.ldsums, b.at == 0};
+  if (b.whole()) return tile<L, R, C>(b.size(), x, t.ldx, w, t.ldw, sums);
+  for (int c = 0; c < C; ++c) padded<L>(w + c * t.ldw, b.size(), t.panel + c * b.kStep);
+  tile<L, R, C>(b.width(), x, t.ldx, t.panel, b.kStep, sums);
 }
 
+// A block of all rows of w, for R rows of x, which the nearest cache keeps.
+template <int L, int R, int C, class W>
+ALWAYS_INLINE void rows_of_x(const RowTask<W>& t, std::int64_t row, const DepthBlock<L>& b) {
+  std::int64_t out = 0;
+  for (; out + C <= t.outs; out += C) tile<L, R, C>(t, row, out, b);
+  for (; out < t.outs; ++out) tile<L, R, 1>(t, row, out, b);
+}
+
+// Widening w again for every four rows of x takes less than laying it out for them.
 template <int L, int C, class W>
 ALWAYS_INLINE void task_of_many(const RowTask<W>& t) {
   for (DepthBlock<L> b{t.depth}; b.there(); b.at += b.size()) {
-    std::int64_t out = 0;
-    for (; out + C <= t.outs; out += C) panel<L, C>(t, out, b);
-    for (; out < t.outs; ++out) panel<L, 1>(t, out, b);
+    std::int64_t row = 0;
+    for (; row + 4 <= t.rows; row += 4) rows_of_x<L, 4, C>(t, row, b);
+    if (t.rows - row == 3)
+      rows_of_x<L, 3, C>(t, row, b);
+    else if (t.rows - row == 2)
+      rows_of_x<L, 2, C>(t, row, b);
+    else if (t.rows - row == 1)
+      rows_of_x<L, 1, C>(t, row, b);
   }
 }
 

@@ -41,50 +41,23 @@ void plain_tile(const Stretch& s) {
 // GCC's tile loads and stores do not say that they touch memory.
 #define UNIT_FENCE __asm__ volatile("" ::: "memory")
 
-constexpr std::int64_t kAhead = 4;  // tiles of w that are asked for before they are needed
+constexpr std::int64_t kAhead = 16;  // tiles of w that are asked for before they are needed
 
+// 16 rows of w, 16 of x: bound by reading w. Processors foresee 16 rows that are read side by side, but neither more nor what is behind the
+// end of a page: both are asked for, at the end of the depth the beginning of the next 16 rows.
 FOR_UNIT void unit_tile(const Stretch& s) {
   const auto row_of_w = static_cast<std::size_t>(s.ldw) * sizeof(bf16), row_of_c = static_cast<std::size_t>(s.ldc) * sizeof(float);
   UNIT_FENCE;
   _tile_loadd(0, s.c, row_of_c);
   for (std::int64_t t = 0; t < s.steps; ++t) {
+    const std::int64_t later = t + kAhead;
+    const bf16* const ahead = later < s.steps ? s.w + later * kTileDepth : s.w + kTileRows * s.ldw + (later - s.steps) * kTileDepth;
+    for (std::int64_t r = 0; r < kTileRows; ++r) __builtin_prefetch(ahead + r * s.ldw, 0, 2);
     _tile_loadd(4, s.w + t * kTileDepth, row_of_w);
     _tile_loadd(6, s.x + t * kTileSize, 64);
     _tile_dpbf16ps(0, 4, 6);
   }
   _tile_stored(0, s.c, row_of_c);
-  UNIT_FENCE;
-}
-
-// 64 rows of w, 16 of x: bound by reading w, of which no processor foresees 64 rows at a time. At the end of the depth the next 64 are
-// asked for.
-FOR_UNIT void unit_tall(const Stretch& s) {
-  const auto row_of_w = static_cast<std::size_t>(s.ldw) * sizeof(bf16), row_of_c = static_cast<std::size_t>(s.ldc) * sizeof(float);
-  const std::int64_t down = kTileRows * s.ldw, down_c = kTileRows * s.ldc;
-  UNIT_FENCE;
-  _tile_loadd(0, s.c, row_of_c);
-  _tile_loadd(1, s.c + down_c, row_of_c);
-  _tile_loadd(2, s.c + 2 * down_c, row_of_c);
-  _tile_loadd(3, s.c + 3 * down_c, row_of_c);
-  for (std::int64_t t = 0; t < s.steps; ++t) {
-    const std::int64_t later = t + kAhead;
-    const bf16* const ahead = later < s.steps ? s.w + later * kTileDepth : s.w + 4 * down + (later - s.steps) * kTileDepth;
-    for (std::int64_t r = 0; r < 4 * kTileRows; ++r) __builtin_prefetch(ahead + r * s.ldw, 0, 2);
-    const bf16* const w = s.w + t * kTileDepth;
-    _tile_loadd(6, s.x + t * kTileSize, 64);
-    _tile_loadd(4, w, row_of_w);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(5, w + down, row_of_w);
-    _tile_dpbf16ps(1, 5, 6);
-    _tile_loadd(4, w + 2 * down, row_of_w);
-    _tile_dpbf16ps(2, 4, 6);
-    _tile_loadd(5, w + 3 * down, row_of_w);
-    _tile_dpbf16ps(3, 5, 6);
-  }
-  _tile_stored(0, s.c, row_of_c);
-  _tile_stored(1, s.c + down_c, row_of_c);
-  _tile_stored(2, s.c + 2 * down_c, row_of_c);
-  _tile_stored(3, s.c + 3 * down_c, row_of_c);
   UNIT_FENCE;
 }
 
@@ -131,7 +104,6 @@ Stretch tile_of(const Stretch& s, std::int64_t i, std::int64_t j) {
 void tiles(const Stretch& s, int down, int across) {
 #if defined(__x86_64__)
   const bool unit = has_matrix_unit();
-  if (unit && down == 4 && across == 1) return unit_tall(s);
   if (unit && down == 2 && across == 2) return unit_square(s);
   if (unit && down == 1 && across == 1) return unit_tile(s);
 #endif
@@ -184,12 +156,11 @@ void pack_tiles(const bf16* x, std::int64_t ldx, std::int64_t rows, std::int64_t
 void run(const UnitTask& t) {
   const std::int64_t across = t.ldsums / kTileRows, next_x = packed_size(kTileRows, t.depth);
   std::fill_n(t.sums, (t.outs + kTileRows - 1) / kTileRows * kTileRows * t.ldsums, 0.0f);
-  const int most_down = across == 1 ? 4 : 2, most_across = across == 1 ? 1 : 2;
   for (std::int64_t out = 0; out < t.outs;) {
     const std::int64_t left = t.outs - out;
-    const int down = left >= most_down * kTileRows ? most_down : 1;
+    const int down = across > 1 && left >= 2 * kTileRows ? 2 : 1;
     for (std::int64_t j = 0; j < across;) {
-      const int wide = across - j >= most_across ? most_across : 1;
+      const int wide = across - j >= 2 ? 2 : 1;
       const Stretch s{.w = t.w + out * t.ldw,
                       .ldw = t.ldw,
                       .x = t.x + j * next_x,

@@ -8,6 +8,7 @@
 #include "ops/gemm/row_panels.h"
 #include "ops/gemm/row_tiles.h"
 #include "ops/gemm/row_units.h"
+#include "ops/gemm/row_units_int8.h"
 #include "ops/gemm/rows.h"
 
 namespace bhyt::cpu {
@@ -51,7 +52,7 @@ Memory memory_for(Context& ctx, std::int64_t rows, std::int64_t depth) {
   const std::int64_t n = std::min(rows, kAtOnce), workers = ctx.threads().workers();
   const std::int64_t floats = n * row_distance(depth) * 4, panels = round_up(n, kPanelRows) / kPanelRows * panel_distance(depth) * 4,
                      tiles = packed_size(n, depth) * 2, pairs = round_up(n, kMmlaRows) / kMmlaRows * mmla_distance(depth) + kMmlaAtOnce * 4,
-                     digits = n * (digits_distance(depth) + 4);
+                     digits = round_up(n, kTileRows) * (digits_distance(depth) + 4);
   const std::int64_t packed = round_up(std::max({floats, panels, tiles, pairs, digits}), 256);
   char* const at = static_cast<char*>(ctx.scratch(static_cast<std::size_t>(packed + workers * worker * 4), Context::Use::workspace));
   return {at, {reinterpret_cast<float*>(at + packed), worker}};
@@ -72,13 +73,20 @@ std::int64_t long_stretch(Context& ctx, const Tensor& w, std::int64_t least, std
   return std::clamp(round_up((w.rows() + tasks - 1) / tasks, least), least, most / least * least);
 }
 
-// Calls f(part, scratch) for the parts of a product; they have `least_outs` rows of w or a multiple. stretch: a long_stretch, if few rows
-// of x are read so.
+// Rows of w in a task, a multiple of `least` and at most `most`: `elements` of it.
+std::int64_t stretch_of(std::int64_t elements, const Tensor& w, std::int64_t least, std::int64_t most) {
+  return std::clamp(elements / w.cols() / least * least, least, most);
+}
+
+// The same for kernels that read rows far apart where there are few of x.
+std::int64_t far_stretch(Context& ctx, const Tensor& x, const Tensor& w, std::int64_t least) {
+  if (kReadsFar && x.rows() < kManyRows) return long_stretch(ctx, w, least, kSums / kManyRows);
+  return stretch_of(kTaskElements, w, least, kTaskOuts);
+}
+
+// Calls f(part, scratch) for the parts of a product, of `outs` rows of w each.
 template <class F>
-void for_parts(Context& ctx, const Tensor& x, const Tensor& w, const Memory& memory, std::int64_t least_outs, bool stretch, F&& f) {
-  const std::int64_t fit = kTaskElements / x.cols() / least_outs * least_outs;
-  const bool far = stretch && kReadsFar && x.rows() < kManyRows;
-  const std::int64_t outs = far ? long_stretch(ctx, w, least_outs, kSums / kManyRows) : std::clamp(fit, least_outs, kTaskOuts);
+void for_parts(Context& ctx, const Tensor& x, const Tensor& w, const Memory& memory, std::int64_t outs, F&& f) {
   const std::int64_t down = (x.rows() + kTaskRows - 1) / kTaskRows, across = (w.rows() + outs - 1) / outs;
   parallel_tasks(ctx.threads(), across * down, [&](std::int64_t t, int worker) {
     const std::int64_t row = t % down * kTaskRows, out = t / down * outs;
@@ -93,7 +101,7 @@ void by_tiles(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, b
   const Memory memory = memory_for(ctx, x.rows(), depth);
   auto* const packed = static_cast<float*>(memory.packed);
   each_row(ctx, x, [&](std::int64_t i) { pack_row(x.as<In>() + i * x.ld, depth, many, packed + i * distance); });
-  for_parts(ctx, x, w, memory, 8, true, [&](const Part& p, float* scratch) {
+  for_parts(ctx, x, w, memory, far_stretch(ctx, x, w, 8), [&](const Part& p, float* scratch) {
     run(RowTask<In>{.rows = p.rows,
                     .outs = p.outs,
                     .depth = depth,
@@ -140,6 +148,23 @@ void by_panels(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, 
   });
 }
 
+// Calls f(part, sums) for the parts of a product on a matrix unit; f writes sums [outs, rows up to kTileRows].
+template <class F>
+void for_unit_parts(Context& ctx, const Tensor& x, const Tensor& w, const Memory& memory, const Tensor& y, bool accumulate, F&& f) {
+  // Few rows of x: tasks long enough that what they ask for behind their end does not count, but some for each thread.
+  const bool few = x.rows() <= kTileRows;
+  const std::int64_t outs =
+      few ? std::min(stretch_of(4 * kTaskElements, w, kTileRows, kSums / kTileRows), long_stretch(ctx, w, kTileRows, kSums / kTileRows))
+          : stretch_of(kTaskElements, w, 4 * kTileRows, kTaskOuts);
+  for_parts(ctx, x, w, memory, outs, [&](const Part& p, float* scratch) {
+    const MatrixUnit unit;
+    f(p, scratch + kSums);
+    const std::int64_t wide = round_up(p.outs, kTileRows);
+    transpose(scratch + kSums, wide, round_up(p.rows, kTileRows), scratch);
+    put(scratch, wide, p, y, accumulate);
+  });
+}
+
 void by_units(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
   const std::int64_t depth = x.cols(), size = packed_size(kTileRows, depth);
   const Memory memory = memory_for(ctx, x.rows(), depth);
@@ -148,19 +173,36 @@ void by_units(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, b
     const std::int64_t row = t * kTileRows;
     pack_tiles(x.as<bf16>() + row * x.ld, x.ld, std::min(kTileRows, x.rows() - row), depth, packed + t * size);
   });
-  for_parts(ctx, x, w, memory, 4 * kTileRows, false, [&](const Part& p, float* scratch) {
-    const std::int64_t rows = round_up(p.rows, kTileRows), outs = round_up(p.outs, kTileRows);
-    const MatrixUnit unit;
+  for_unit_parts(ctx, x, w, memory, y, accumulate, [&](const Part& p, float* sums) {
     run(UnitTask{.rows = p.rows,
                  .outs = p.outs,
                  .depth = depth,
                  .x = packed + p.row / kTileRows * size,
                  .w = w.as<bf16>() + p.out * w.ld,
                  .ldw = w.ld,
-                 .sums = scratch + kSums,
-                 .ldsums = rows});
-    transpose(scratch + kSums, outs, rows, scratch);
-    put(scratch, outs, p, y, accumulate);
+                 .sums = sums,
+                 .ldsums = round_up(p.rows, kTileRows)});
+  });
+}
+
+void by_int8_units(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
+  const std::int64_t depth = x.cols(), size = packed_digits_size(depth);
+  const Memory memory = memory_for(ctx, x.rows(), depth);
+  auto* const scales = static_cast<float*>(memory.packed);
+  auto* const packed = reinterpret_cast<std::uint8_t*>(scales + round_up(x.rows(), kTileRows));
+  parallel_tasks(ctx.threads(), (x.rows() + kTileRows - 1) / kTileRows, [&](std::int64_t t) {
+    const std::int64_t row = t * kTileRows;
+    pack_digit_tiles(x.row_slice(row, std::min(kTileRows, x.rows() - row)), packed + t * size, scales + row);
+  });
+  for_unit_parts(ctx, x, w, memory, y, accumulate, [&](const Part& p, float* sums) {
+    run(Int8UnitTask{.digits = unit_digits(x.dtype),
+                     .rows = p.rows,
+                     .outs = p.outs,
+                     .depth = depth,
+                     .x = packed + p.row / kTileRows * size,
+                     .scales = scales + p.row,
+                     .w = w.as<std::int8_t>() + p.out * w.ld,
+                     .sums = sums});
   });
 }
 
@@ -208,7 +250,7 @@ void by_int8(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bo
   dispatch_float(x.dtype, [&]<class In>(In) {
     each_row(ctx, x, [&](std::int64_t i) { scales[i] = pack_digits(x.as<In>() + i * x.ld, depth, packed + i * distance); });
   });
-  for_parts(ctx, x, w, memory, 8, true, [&](const Part& p, float* scratch) {
+  for_parts(ctx, x, w, memory, far_stretch(ctx, x, w, 8), [&](const Part& p, float* scratch) {
     run(Int8Task{.digits = int8_digits(x.dtype),
                  .rows = p.rows,
                  .outs = p.outs,
@@ -224,7 +266,8 @@ void by_int8(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bo
 }  // namespace
 
 void rows_product(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
-  const bool units = w.dtype == DType::bf16 && use_bf16_tiles(), mmla = !units && x.dtype == DType::bf16 && use_mmla(w.dtype);
+  const bool units = w.dtype == DType::bf16 && use_bf16_tiles(), mmla = !units && x.dtype == DType::bf16 && use_mmla(w.dtype),
+             int8_units = kInt8Units && w.dtype == DType::i8 && use_bf16_tiles();
   const std::int64_t at_once = mmla ? kMmlaAtOnce : kAtOnce;
   for (std::int64_t first = 0; first < x.rows(); first += at_once) {
     const std::int64_t n = std::min(at_once, x.rows() - first);
@@ -233,8 +276,8 @@ void rows_product(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& 
       by_units(ctx, some, w, to, accumulate);
     else if (mmla)
       w.dtype == DType::i8 ? by_mmla<std::int8_t>(ctx, some, w, to, accumulate) : by_mmla<bf16>(ctx, some, w, to, accumulate);
-    else if (w.dtype == DType::i8)
-      by_int8(ctx, some, w, to, accumulate);
+    else if (w.dtype == DType::i8)  // whose sums are exact in any way
+      int8_units&& n >= kManyRows ? by_int8_units(ctx, some, w, to, accumulate) : by_int8(ctx, some, w, to, accumulate);
     else
       dispatch_float(w.dtype, [&]<class In>(In) {
         use_panels(n) ? by_panels<In>(ctx, some, w, to, accumulate) : by_tiles<In>(ctx, some, w, to, accumulate);
