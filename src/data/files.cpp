@@ -49,7 +49,8 @@ std::string output_path(const std::string& path) {
   fs::path above = fs::absolute(path, ec).parent_path();
   while (!fs::exists(above, ec) && above.has_relative_path()) above = above.parent_path();
   check(fs::is_directory(above, ec), "cannot write {}: {} is not a folder", path, above.string());
-  check(::access(above.c_str(), W_OK | X_OK) == 0, "cannot write {}: {}", path, std::strerror(errno));
+  const bool writable = ::access(above.c_str(), W_OK | X_OK) == 0;  // by itself: arguments, errno among them, come in any order
+  check(writable, "cannot write {}: {}", path, std::strerror(errno));
   fs::path real = path;
   for (int links = 0; fs::is_symlink(real, ec); ++links) {
     check(links < 40, "cannot write {}: it is a link that leads nowhere", path);
@@ -69,7 +70,8 @@ void check_output_folder(const std::string& folder) {
   fs::path there = fs::absolute(folder, ec).lexically_normal();
   while (!fs::exists(there, ec) && there.has_relative_path()) there = there.parent_path();
   check(fs::is_directory(there, ec), "cannot write to {}: {} is not a folder", folder, there.string());
-  check(::access(there.c_str(), W_OK | X_OK) == 0, "cannot write to {}: {}: {}", folder, there.string(), std::strerror(errno));
+  const bool writable = ::access(there.c_str(), W_OK | X_OK) == 0;
+  check(writable, "cannot write to {}: {}: {}", folder, there.string(), std::strerror(errno));
 }
 
 std::string cache_folder() {

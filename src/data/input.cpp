@@ -43,7 +43,8 @@ std::optional<InputFile> by_name(const std::string& path) {
 
 void add_file(std::vector<InputFile>& files, InputFile f) {
   struct stat s {};
-  check(::stat(f.path.c_str(), &s) == 0, "cannot read {}: {}", f.path, std::strerror(errno));
+  const bool there = ::stat(f.path.c_str(), &s) == 0;  // by itself: arguments, errno among them, come in any order
+  check(there, "cannot read {}: {}", f.path, std::strerror(errno));
   check(S_ISREG(s.st_mode), "cannot read {}: not a regular file", f.path);
   f.bytes = static_cast<std::uint64_t>(s.st_size);
   f.modified = static_cast<std::int64_t>(s.st_mtim.tv_sec) * 1000000000 + s.st_mtim.tv_nsec;

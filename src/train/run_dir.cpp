@@ -75,7 +75,8 @@ void RunDir::open() {
   fs::create_directories(path_, error);
   check(!error && fs::is_directory(path_), "could not make the run directory {}: {}", path_.string(),
         error ? error.message() : "something else has that name");
-  check(::access(path_.c_str(), W_OK | X_OK) == 0, "could not write to the run directory {}: {}", path_.string(), std::strerror(errno));
+  const bool writable = ::access(path_.c_str(), W_OK | X_OK) == 0;  // by itself: arguments, errno among them, come in any order
+  check(writable, "could not write to the run directory {}: {}", path_.string(), std::strerror(errno));
   // The folder itself carries the lock, so that no lock file outlives the process or travels with a copy.
   lock_ = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   check(lock_ >= 0, "could not open the run directory {}: {}", path_.string(), std::strerror(errno));

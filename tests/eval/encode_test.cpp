@@ -22,7 +22,11 @@ std::vector<Passage> encode(const Tokenizer& tokenizer, const std::vector<std::s
   return passages_of(tokenizer, q, reading);
 }
 
-Ids bytes(const std::string& text) { return {text.begin(), text.end()}; }
+Ids bytes(const std::string& text) {
+  Ids ids;
+  for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
+  return ids;
+}
 
 TEST(Encode, WhiteSpaceBelongsToTheContinuation) {
   const auto t = make_byte_tokenizer();
