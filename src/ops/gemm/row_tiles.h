@@ -12,7 +12,7 @@ namespace bhyt::cpu {
 
 constexpr std::int64_t kDepth = 2048;    // columns that stay in the cache while rows go over them
 constexpr std::int64_t kPad = 64;        // rows of x are padded to multiples of it, with zeros: four vectors of any processor
-constexpr std::int64_t kManyRows = 4;    // from here on w is widened once for all rows, and both operands are laid out for that
+constexpr std::int64_t kManyRows = 4;    // from here on x is laid out, or copied near, for four rows or eight at a time
 constexpr std::int64_t kManyOuts = 128;  // of w in a task of many rows, at most
 constexpr std::int64_t kPanelFloats = 4 * kDepth;
 // Vectors that an element is summed in. Fewer make products of many rows quicker where vectors are short (row_panels.h), more those of few.
@@ -21,7 +21,7 @@ constexpr int kRowGroups = L == 4 ? 1 : 4;
 
 int row_lanes();  // of this processor's vectors
 
-// Whether products of few rows read several rows of w together, far apart, each on and on (rows_apart), so that long tasks are quicker.
+// Whether long tasks are quicker for products of few rows, which read several rows of w together, far apart, each on and on (rows_apart).
 #if defined(__aarch64__)
 constexpr bool kReadsFar = true;
 #else
