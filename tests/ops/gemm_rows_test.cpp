@@ -19,6 +19,7 @@
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/int8.h"
 #include "ops/gemm/row_mmla.h"
+#include "ops/gemm/row_tiles.h"
 #include "tests/devices.h"
 #include "tests/ops/case.h"
 
@@ -101,6 +102,22 @@ TEST(GemmByRow, WithoutMmlaToo) {
   const cpu::WithoutMmla plain;
   check_bits(DType::bf16);
   check_every_number(DType::bf16);
+}
+
+// What processors do whose vectors are shorter, without a matrix unit.
+TEST(GemmByRow, WithShorterVectorsToo) {
+  for (const int lanes : {16, 8, 4}) {
+    const cpu::NoMoreLanes most(lanes);
+    for (const DType type : {DType::f32, DType::bf16})
+      for (const std::int64_t depth : {5, 64, 203, 2500}) {
+        const OwnedTensor x = drawn(type, 107, depth, 1), w = drawn(type, 141, depth, 2), y(on_cpu(), DType::f32, {107, 141});
+        gemm(on_cpu(), x, w, y, {.trans_b = true, .by_row = true});
+        const auto got = to_doubles(on_cpu(), y), right = reference(x, w);
+        for (std::size_t i = 0; i < right.size(); ++i)
+          ASSERT_NEAR(got[i], right[i], 1e-5 * std::sqrt(static_cast<double>(depth))) << i << ", depth " << depth << ", lanes " << lanes;
+        check_bits(x, w, DType::f32);
+      }
+  }
 }
 
 // Depths of several parts, of which the last is cut, for few rows and many; outputs that no tile divides.
@@ -230,6 +247,10 @@ TEST(GemmByRow, Int8HasTheSameBitsOnAnyProcessor) {
       {
         const cpu::WithoutMmla plain;
         EXPECT_EQ(product(x, q.t, DType::f32, 0, rows, 2), bits) << rows << ", depth " << depth;
+      }
+      for (const int lanes : {16, 8, 4}) {
+        const cpu::NoMoreLanes most(lanes);
+        EXPECT_EQ(product(x, q.t, DType::f32, 0, rows, 2), bits) << rows << ", depth " << depth << ", lanes " << lanes;
       }
       {
         const cpu::BfTilesAnywhere tiles;

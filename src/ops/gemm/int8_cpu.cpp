@@ -326,8 +326,8 @@ void run(const Int8Task& t) {
 #if defined(__aarch64__)
   if (has_dot()) return task_dot(t);
 #elif defined(__x86_64__)
-  if (has_vnni()) return task_vnni(t);
-  if (has_avx2()) return task_avx2(t);
+  if (has_vnni() && row_lanes() == 16) return task_vnni(t);
+  if (has_avx2() && row_lanes() >= 8) return task_avx2(t);
 #endif
   task<Plain>(t);
 }
@@ -337,7 +337,7 @@ const Digits& int8_digits(DType x) {
 #if defined(__aarch64__)
     if (has_dot()) return kSignedBytes;
 #elif defined(__x86_64__)
-    if (has_vnni()) return kBytes;  // two products of bytes would not fit AVX2's 16 bits
+    if (has_vnni() && row_lanes() == 16) return kBytes;  // two products of bytes would not fit AVX2's 16 bits
 #endif
   }
   return kSevenBits;

@@ -1,6 +1,7 @@
 #include "ops/gemm/row_tiles.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <type_traits>
 
@@ -11,6 +12,8 @@
 namespace bhyt::cpu {
 
 namespace {
+
+std::atomic<int> most_lanes = 0;  // 0: as many as there are
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
@@ -434,11 +437,16 @@ void any_pack(const In* x, std::int64_t depth, bool many, float* out) {
 int row_lanes() {
 #if defined(__x86_64__)
   static const int count = widest();
-  return count;
+  const int most = most_lanes;
+  return most > 0 ? std::min(count, most) : count;
 #else
   return 4;
 #endif
 }
+
+NoMoreLanes::NoMoreLanes(int lanes) { most_lanes = lanes; }
+NoMoreLanes::~NoMoreLanes() { most_lanes = 0; }
+bool lanes_are_limited() { return most_lanes > 0; }
 
 void pack_row(const float* x, std::int64_t depth, bool many, float* out) { any_pack(x, depth, many, out); }
 void pack_row(const bf16* x, std::int64_t depth, bool many, float* out) { any_pack(x, depth, many, out); }

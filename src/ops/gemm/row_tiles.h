@@ -21,6 +21,15 @@ constexpr int kRowGroups = L == 4 ? 1 : 4;
 
 int row_lanes();  // of this processor's vectors
 
+// For tests of what processors do whose vectors have fewer lanes, and that have no matrix unit.
+struct NoMoreLanes {
+  explicit NoMoreLanes(int lanes);
+  ~NoMoreLanes();
+  NoMoreLanes(const NoMoreLanes&) = delete;
+  NoMoreLanes& operator=(const NoMoreLanes&) = delete;
+};
+bool lanes_are_limited();  // while one lives
+
 // Whether long tasks are quicker for products of few rows, which read several rows of w together, far apart, each on and on (rows_apart).
 #if defined(__aarch64__)
 constexpr bool kReadsFar = true;

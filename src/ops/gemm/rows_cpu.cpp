@@ -266,8 +266,8 @@ void by_int8(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bo
 }  // namespace
 
 void rows_product(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
-  const bool units = w.dtype == DType::bf16 && use_bf16_tiles(), mmla = !units && x.dtype == DType::bf16 && use_mmla(w.dtype),
-             int8_units = kInt8Units && w.dtype == DType::i8 && use_bf16_tiles();
+  const bool unit = use_bf16_tiles() && !lanes_are_limited(), units = unit && w.dtype == DType::bf16,
+             int8_units = unit && w.dtype == DType::i8 && kInt8Units, mmla = !units && x.dtype == DType::bf16 && use_mmla(w.dtype);
   const std::int64_t at_once = mmla ? kMmlaAtOnce : kAtOnce;
   for (std::int64_t first = 0; first < x.rows(); first += at_once) {
     const std::int64_t n = std::min(at_once, x.rows() - first);
