@@ -48,9 +48,8 @@ void plain_tiles(const Stretch& s) {
 
 constexpr std::int64_t kAhead = 16;  // tiles of w that are asked for before they are needed
 
-// 16 rows of w, 16 of x: bound by reading w where there are no more of x. Where rows lie far apart (rows_apart) each
-// is read on and on, into the one behind it: rows are shorter than those of bf16, and processors do not foresee that many that are near
-// each other.
+// 16 rows of w, 16 of x: bound by reading w where there are no more of x. Where rows lie far apart (rows_apart) each is read on
+// and on, into the one behind it: rows are shorter than those of bf16, and processors do not foresee that many that are near each other.
 template <int D>
 FOR_UNIT void unit_tiles(const Stretch& s) {
   const auto row_of_w = static_cast<std::size_t>(s.ldw);
