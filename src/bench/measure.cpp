@@ -64,23 +64,44 @@ Spread spread_of(const std::vector<double>& values) {
   return s;
 }
 
-OwnedTensor filled(Context& ctx, DType type, std::initializer_list<std::int64_t> dims, float scale) {
-  OwnedTensor out(ctx, type, dims);
-  // One block of random numbers, repeated: drawing gigabytes would take longer than measuring them.
-  constexpr std::int64_t block = 1 << 16;
-  std::vector<char> host(static_cast<std::size_t>(block) * size_of(type));
-  Rng rng(1);
-  for (std::int64_t i = 0; i < block; ++i) {
-    const auto value = static_cast<float>(rng.uniform() * 2 - 1) * scale;
-    if (type == DType::bf16)
+namespace {
+
+// One block of random numbers, repeated: drawing gigabytes would take longer than measuring them.
+template <class Next>
+void repeat_block(Context& ctx, const Tensor& to, std::size_t block, Next&& next) {
+  std::vector<char> host(block * size_of(to.dtype));
+  for (std::size_t i = 0; i < block; ++i) {
+    const auto value = static_cast<float>(next());
+    if (to.dtype == DType::bf16)
       reinterpret_cast<bf16*>(host.data())[i] = to_bf16(value);
     else
       reinterpret_cast<float*>(host.data())[i] = value;
   }
-  char* to = static_cast<char*>(out.t.data);
-  for (std::size_t at = 0; at < out.t.bytes(); at += host.size())
-    ctx.copy(ctx.device(), to + at, Device::cpu(), host.data(), std::min(host.size(), out.t.bytes() - at));
+  char* const begin = static_cast<char*>(to.data);
+  for (std::size_t at = 0; at < to.bytes(); at += host.size())
+    ctx.copy(ctx.device(), begin + at, Device::cpu(), host.data(), std::min(host.size(), to.bytes() - at));
+}
+
+}  // namespace
+
+OwnedTensor filled(Context& ctx, DType type, std::initializer_list<std::int64_t> dims, float scale) {
+  OwnedTensor out(ctx, type, dims);
+  Rng rng(1);
+  repeat_block(ctx, out, 1 << 16, [&] { return (rng.uniform() * 2 - 1) * static_cast<double>(scale); });
   return out;
+}
+
+void initialize(const Parameters& parameters) {
+  constexpr std::int64_t kBlock = 131'071;  // a prime, larger than vocabularies are: no row is another one again
+  for (const Parameter& p : parameters.list()) {
+    if (p.init_std > 0) {
+      Rng rng(static_cast<std::uint64_t>(p.layer * 16 + static_cast<std::int64_t>(p.role)));
+      repeat_block(parameters.context(), p.value, static_cast<std::size_t>(std::min(kBlock, p.size)),
+                   [&] { return p.init_std * rng.normal(); });
+    } else {
+      parameters.write_value(p, std::vector<float>(static_cast<std::size_t>(p.size), static_cast<float>(p.init_value)).data());
+    }
+  }
 }
 
 void copy_all(Context& ctx, const Tensor& from, const Tensor& to) {

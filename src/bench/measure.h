@@ -10,6 +10,8 @@ constexpr std::size_t kBeyondCache = std::size_t{640} << 20;  // bytes: larger t
 
 // Small random values: products of zeros or of denormals would be flattered or punished.
 OwnedTensor filled(Context& ctx, DType type, std::initializer_list<std::int64_t> dims, float scale = 1);
+// The values that a model begins with, its matrices from one block of normal numbers each: drawing a billion takes a quarter of a minute.
+void initialize(const Parameters& parameters);
 
 // Copies one tensor onto another of the same size with all threads.
 void copy_all(Context& ctx, const Tensor& from, const Tensor& to);

@@ -17,7 +17,7 @@ inline std::string model_name(const Settings& s) {
 
 inline std::unique_ptr<Model> make_model(const Settings& s) {
   auto model = std::make_unique<Model>(s.ctx, s.model, s.dtype);
-  model->parameters().initialize(0);
+  initialize(model->parameters());
   model->refresh_constants();
   return model;
 }
