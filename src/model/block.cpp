@@ -21,13 +21,6 @@ NormSite make_site(const SitePlan& plan, const SiteWeights& w) {
           .direction = w.direction};
 }
 
-bool can_fold(const NormSite& site) { return site.gamma && !site.beta && !site.gate; }
-
-void drop_gain(NormSite& site) {
-  site.gamma = {};
-  site.out_factor = 1;
-}
-
 NormGrads site_grads(const SiteWeights& g) {
   return {.gamma = g.gamma, .beta = g.beta, .scale = g.scale, .shift = g.shift, .gate = g.gate, .direction = g.direction};
 }
@@ -61,8 +54,8 @@ void Block::compute_constant(Context& ctx, const Tensor& to) const {
 void Block::repack(const Repacked& to) {
   w_ = to.weights;
   constant_ = to.constant;
-  if (to.folded1) drop_gain(site1_);
-  if (to.folded2) drop_gain(site2_);
+  site1_ = to.site1;
+  site2_ = to.site2;
 }
 
 AttentionShape Block::shape(const Positions& at) const {

@@ -101,10 +101,10 @@ class Block {
 
   // C of this layer from the current weights, into fp32 [1]; nothing where the method has none.
   void compute_constant(Context& ctx, const Tensor& to) const;
-  // Goes on with other weights: those of sites whose gain they hold (folded) lose it, and C stays what it is.
+  // Goes on with other weights, and with sites that lack what these hold of them; C stays what it is.
   struct Repacked {
     LayerWeights weights;
-    bool folded1 = false, folded2 = false;
+    NormSite site1, site2;
     Tensor constant;  // [1]
   };
   void repack(const Repacked& to);
@@ -138,10 +138,6 @@ class Block {
   NormSite site1_, site2_;
   std::optional<NormSite> out1_, out2_;
 };
-
-// Whether a site's gain can go into the product behind it; and the site without it.
-bool can_fold(const NormSite& site);
-void drop_gain(NormSite& site);
 
 // A site's kernel description from its plan and its weights.
 NormSite make_site(const SitePlan& plan, const SiteWeights& weights);

@@ -1,5 +1,7 @@
 #include "model/few_rows_pass.h"
 
+#include <utility>
+
 #include "core/check.h"
 
 namespace bhyt {
@@ -32,34 +34,38 @@ FewRowsPass::FewRowsPass(Context& ctx, const Model& model, KvPages& pages, const
       q_(ctx, DType::bf16, {kFewRows, model.config().q_width()}),
       att_(ctx, DType::bf16, {kFewRows, model.config().q_width()}),
       h_(ctx, DType::bf16, {kFewRows, model.config().mlp}),
-      stats_(ctx, DType::f32, {2 * kFewRows}) {
+      stats_(ctx, DType::f32, {2 * kFewRows}),
+      moments_(ctx, DType::f32, {few_rows_moments_size(model.config().d)}) {
   check(takes(model), "[generate] expected a model that the kernels for few rows take");
   zero(ctx, constants_);
   for (std::size_t l = 0; l < model.blocks().size(); ++l)
     model.blocks()[l].compute_constant(ctx, Tensor(constants_.t.as<float>() + l, DType::f32, ctx.device(), {1}));
 }
 
-// What a product takes whose norm comes first; the stream goes on with the sum.
-FewRows FewRowsPass::behind(Now& now, const NormSite& site, const Tensor& stats) const {
-  FewRows in{.x = now.x, .site = &site, .add = now.add, .sum = {}, .stats = stats};
-  if (!now.add) return in;
-  in.sum = now.spare;
-  std::swap(now.x, now.spare);
-  now.add = {};
-  return in;
+// What a product takes whose norm comes first.
+FewRows FewRowsPass::normed(Now& now, const NormSite& site, const WeightSums& sums, const Tensor& stats) const {
+  if (now.z) return {.x = std::exchange(now.z, {})};
+  if (site.gate) {  // its vectors would cost every block of the product more than a kernel of their own
+    const Tensor z = z_.t.row_slice(0, rows_);
+    few_rows_norm(ctx_, site, now.x, {.residual = {}, .y = z});
+    return {.x = z};
+  }
+  return {.x = now.x, .site = &site, .stats = stats, .moments = std::exchange(now.moments, {}), .sums = &sums};
 }
 
 // A sublayer's last product: onto the stream at once, unless a norm of its own comes between.
-void FewRowsPass::project(const Tensor& in, const Tensor& w, const std::optional<NormSite>& out, Now& now, const NormSite* then,
-                          const Given* given) {
+void FewRowsPass::project(const Tensor& in, const Tensor& w, const std::optional<NormSite>& out, Now& now, const Next& next) {
+  if (few_rows_want_moments(next.site, next.sums, rows_)) now.moments = moments_.t;
+  FewResidual to{.residual = now.x, .y = now.spare, .site = &next.site, .given = next.given, .moments = now.moments};
   if (out) {
-    few_rows_linear(ctx_, {.x = in}, w, {.residual = {}, .y = branch_.t.row_slice(0, rows_)});
-    norm(ctx_, *out, {.x = branch_.t.row_slice(0, rows_), .z = branch_.t.row_slice(0, rows_)});
-    now.add = branch_.t.row_slice(0, rows_);
-    return;
+    const Tensor branch = branch_.t.row_slice(0, rows_);
+    few_rows_linear(ctx_, {.x = in}, w, {.residual = {}, .y = branch});
+    few_rows_norm(ctx_, *out, branch, to);
+  } else {
+    // A norm that needs no sum over the row leaves the product with it.
+    if (next.site.stat == Stat::given || next.site.stat == Stat::none) to.z = now.z = z_.t.row_slice(0, rows_);
+    few_rows_linear(ctx_, {.x = in}, w, to);
   }
-  few_rows_linear(ctx_, {.x = in}, w,
-                  {.residual = now.x, .y = now.spare, .site = then, .given = given, .z = then ? z_.t.row_slice(0, rows_) : Tensor{}});
   std::swap(now.x, now.spare);
 }
 
@@ -71,23 +77,24 @@ void FewRowsPass::block(std::size_t l, Now& now, const PagedRows& at) {
   const Tensor stats(stats_.t.data, DType::f32, ctx_.device(), {2, rows_});
   const Given given =
       b.given(Tensor(stats.data, DType::f32, ctx_.device(), {rows_}), Tensor(constants_.t.as<float>() + l, DType::f32, ctx_.device(), {1}));
-  few_rows_qkv(ctx_, behind(now, b.site1(), stats), w.qkv, {.q = q, .pages = pages, .rope = rope_, .at = at, .shape = shape_});
+  const Model::Sums& sums = model_.few_rows_sums();
+  few_rows_qkv(ctx_, normed(now, b.site1(), sums.site1[l], stats), w.qkv,
+               {.q = q, .pages = pages, .rope = rope_, .at = at, .shape = shape_});
   attention_paged(ctx_, q, pages, att, at, shape_);
-  // A given statistic is known before the product: its norm leaves the product's kernel.
   const bool is_given = b.site2().stat == Stat::given;
   check(!is_given || !b.out1(), "[generate] expected no norm on the output of attention before a given statistic");
-  project(att, w.o, b.out1(), now, is_given ? &b.site2() : nullptr, is_given ? &given : nullptr);
-  const FewRows mlp_in = is_given ? FewRows{.x = z_.t.row_slice(0, rows_)} : behind(now, b.site2(), {});
-  few_rows_swiglu(ctx_, mlp_in, w.gate_up, h);
-  project(h, w.down, b.out2(), now, nullptr, nullptr);
+  project(att, w.o, b.out1(), now, {b.site2(), sums.site2[l], is_given ? &given : nullptr});
+  few_rows_swiglu(ctx_, normed(now, b.site2(), sums.site2[l], {}), w.gate_up, h);
+  const bool last = l + 1 == model_.blocks().size();
+  project(h, w.down, b.out2(), now, last ? Next{model_.last(), sums.last} : Next{model_.blocks()[l + 1].site1(), sums.site1[l + 1]});
 }
 
 void FewRowsPass::run(const Tensor& tokens, const PagedRows& at, const Tensor& logits) {
   rows_ = tokens.size();
-  Now now{.x = x_.t.row_slice(0, rows_), .add = {}, .spare = spare_.t.row_slice(0, rows_)};
+  Now now{.x = x_.t.row_slice(0, rows_), .spare = spare_.t.row_slice(0, rows_), .z = {}, .moments = {}};
   embedding(ctx_, tokens, model_.weights().embedding, now.x, model_.embedding_scale());
   for (std::size_t l = 0; l < model_.blocks().size(); ++l) block(l, now, at);
-  few_rows_logits(ctx_, behind(now, model_.last(), {}), model_.few_rows_weights().head, logits);
+  few_rows_logits(ctx_, normed(now, model_.last(), model_.few_rows_sums().last, {}), model_.few_rows_weights().head, logits);
 }
 
 }  // namespace bhyt

@@ -1,4 +1,5 @@
-// One token of up to kFewRows sequences through a model on a GPU, by the kernels of ops/few_rows: five a layer.
+// One token of up to kFewRows sequences through a model on a GPU, by the kernels of ops/few_rows: five a layer, and one more
+// for every norm on a sublayer's output or with a gate.
 #pragma once
 
 #include "model/kv_pages.h"
@@ -18,21 +19,28 @@ class FewRowsPass {
   void run(const Tensor& tokens, const PagedRows& at, const Tensor& logits);
 
  private:
-  // The residual stream: where it lies now, and what the next norm is still to add to it.
+  // The residual stream: where it lies now, and what the product that wrote it left of the norm that comes next: all of it, or the row's
+  // moments.
   struct Now {
-    Tensor x, add, spare;
+    Tensor x, spare, z, moments;
   };
-  FewRows behind(Now& now, const NormSite& site, const Tensor& stats) const;
+  FewRows normed(Now& now, const NormSite& site, const WeightSums& sums, const Tensor& stats) const;
   void block(std::size_t l, Now& now, const PagedRows& at);
-  void project(const Tensor& in, const Tensor& w, const std::optional<NormSite>& out, Now& now, const NormSite* then, const Given* given);
+  // The stream's norm behind a sublayer, and the sums of the weights behind that.
+  struct Next {
+    const NormSite& site;
+    const WeightSums& sums;
+    const Given* given = nullptr;
+  };
+  void project(const Tensor& in, const Tensor& w, const std::optional<NormSite>& out, Now& now, const Next& next);
 
   Context& ctx_;
   const Model& model_;
   KvPages& pages_;
   Tensor rope_;
   AttentionShape shape_;
-  OwnedTensor constants_;                                     // [L] C of every layer
-  OwnedTensor x_, spare_, branch_, z_, q_, att_, h_, stats_;  // room for kFewRows rows
+  OwnedTensor constants_;                                               // [L] C of every layer
+  OwnedTensor x_, spare_, branch_, z_, q_, att_, h_, stats_, moments_;  // room for kFewRows rows
   std::int64_t rows_ = 0;
 };
 

@@ -3,10 +3,12 @@
 #include <cmath>
 
 #include "core/check.h"
+#include "core/memory.h"
 #include "model/few_rows_pass.h"
 #include "ops/gemm/bytes.h"
 #include "ops/gemm/int8.h"
 #include "ops/linear/linear.h"
+#include "ops/norm/statistic.h"
 
 namespace bhyt {
 
@@ -35,6 +37,8 @@ Model::Model(Context& context, const ModelConfig& config, DType type, const Froz
       few_(weights_),
       c_attn_(context, DType::f32, {config.layers}),
       last_(make_site(plan_.last, weights_.last)) {
+  sums_.site1.resize(weights_.layers.size());
+  sums_.site2.resize(weights_.layers.size());
   zero(context, c_attn_);
   for (std::size_t l = 0; l < weights_.layers.size(); ++l) {
     const Tensor own(c_attn_.t.as<float>() + l, DType::f32, context.device(), {1});
@@ -64,28 +68,65 @@ Tensor Model::to_int8(const Tensor& w, const NormSite* folded) {
   return out;
 }
 
-Model::Repacked Model::to_bytes(const Tensor& w, std::int64_t span, const NormSite* folded, DType type) {
+// The site as it is once its gain is in the product behind it, if that can be: β, measured in γ, stays (γ·f + β = γ·(f + β/γ)), unless its
+// mean square is more than `most`.
+std::optional<NormSite> Model::without_gain(const NormSite& site, double most) {
+  if (!site.gamma || site.gate || (site.beta && site.map != Map::id)) return {};
+  NormSite bare = site;
+  bare.gamma = {};
+  bare.out_factor = 1;
+  if (!site.beta) return bare;
+  std::vector<float> gamma(static_cast<std::size_t>(site.gamma.size())), beta(gamma.size());
+  to_host(context(), site.gamma, gamma.data());
+  to_host(context(), site.beta, beta.data());
+  double square = 0;
+  for (std::size_t i = 0; i < beta.size(); ++i) {
+    beta[i] /= gamma[i];
+    square += static_cast<double>(beta[i]) * static_cast<double>(beta[i]);
+  }
+  if (!(square <= most * static_cast<double>(beta.size()))) return {};  // a γ of zero, too
+  bare.beta = Tensor(made_.emplace_back(context(), site.beta.bytes()).data(), DType::f32, device(), {site.beta.size()});
+  from_host(context(), beta.data(), bare.beta);
+  return bare;
+}
+
+// Of a product that holds a site's gain; w as few rows multiply by it, bytes row by row.
+WeightSums Model::sums_of(const Tensor& w, const NormSite& site) {
+  WeightSums f;
+  if (site.map != Map::id || type() != DType::bf16 || !FewRowsPass::takes(context(), config_, w.dtype)) return f;
+  const auto room = [&] {
+    return Tensor(made_.emplace_back(context(), static_cast<std::size_t>(w.rows()) * sizeof(float)).data(), DType::f32, device(),
+                  {w.rows()});
+  };
+  if (is_centred(site.stat)) f.rows = room();
+  if (site.beta) f.bias = room();
+  if (f.rows || f.bias) few_rows_sum_weights(context(), w, site.beta, f);
+  return f;
+}
+
+Model::Repacked Model::to_bytes(const Tensor& w, std::int64_t span, const Fold& fold, DType type) {
   const std::size_t size = byte_matrix_size(w.rows(), w.cols());
   const Buffer memory(context(), size);
   const Tensor rows = byte_matrix(memory.data(), type, device(), w.rows(), w.cols());
-  round_to_bytes(context(), w, folded ? folded->gamma : Tensor{}, folded ? folded->out_factor : 1, rows);
+  round_to_bytes(context(), w, fold.bare ? fold.site.gamma : Tensor{}, fold.bare ? fold.site.out_factor : 1, rows);
   Tensor many = w;
   if (w.data == weights_.embedding.data) many.data = made_.emplace_back(context(), w.bytes()).data();  // the embedding stays what it is
   widen(context(), rows, many);
-  if (!FewRowsPass::takes(context(), config_, type)) return {many, many};
+  if (!FewRowsPass::takes(context(), config_, type)) return {many, many, fold.bare ? sums_of(many, *fold.bare) : WeightSums{}};
   const Tensor few = byte_matrix(made_.emplace_back(context(), size).data(), type, device(), w.rows(), w.cols());
   few_rows_tiles(context(), rows, span, few);
-  return {many, few};
+  return {many, few, fold.bare ? sums_of(rows, *fold.bare) : WeightSums{}};
 }
 
-Model::Repacked Model::repack_matrix(const Tensor& w, std::int64_t span, const NormSite* folded, std::optional<DType> type) {
-  if (type && device().is_cuda()) return to_bytes(w, span, folded, *type);
+Model::Repacked Model::repack_matrix(const Tensor& w, std::int64_t span, const Fold& fold, std::optional<DType> type) {
+  if (type && device().is_cuda()) return to_bytes(w, span, fold, *type);
   if (type) {
-    const Tensor out = to_int8(w, folded);
-    return {out, out};
+    const Tensor out = to_int8(w, fold.bare ? &fold.site : nullptr);
+    return {out, out, {}};
   }
-  if (folded) scale_columns(context(), w, folded->gamma, folded->out_factor);
-  return {w, w};
+  if (!fold.bare) return {w, w, {}};
+  scale_columns(context(), w, fold.site.gamma, fold.site.out_factor);
+  return {w, w, sums_of(w, *fold.bare)};
 }
 
 void Model::repack(const Repack& how) {
@@ -100,27 +141,35 @@ void Model::repack(const Repack& how) {
   }
   constants_ = OwnedTensor(context(), DType::f32, {config_.layers});
   zero(context(), constants_);
-  const auto take = [&](Tensor& many, Tensor& few, const NormSite* folded, std::int64_t span = kTileRows) {
-    const Repacked made = repack_matrix(many, span, folded, how.weights);
+  // Each goes on as what it becomes.
+  const auto take = [&](Tensor& many, Tensor& few, const Fold& fold, std::int64_t span = kTileRows) {
+    const Repacked made = repack_matrix(many, span, fold, how.weights);
     many = made.many;
     few = made.few;
+    return made.sums;
+  };
+  // int8 is rounded to steps of its row, by which β/γ is multiplied; others, to a part of their own size, which must stay in range.
+  const double most = how.weights == DType::i8 ? 1 : 1e12;
+  const auto fold_of = [&](const NormSite& site, bool possible = true) {
+    return Fold{site, how.fold && possible ? without_gain(site, most) : std::nullopt};
   };
   for (std::size_t l = 0; l < blocks_.size(); ++l) {
     Block& block = blocks_[l];
     const Tensor constant(constants_.t.as<float>() + l, DType::f32, device(), {1});
     block.compute_constant(context(), constant);
-    const bool fold1 = how.fold && can_fold(block.site1()), fold2 = how.fold && can_fold(block.site2());
+    const Fold first = fold_of(block.site1()), second = fold_of(block.site2());
     LayerWeights &w = weights_.layers[l], &few = few_.layers[l];
-    take(w.qkv, few.qkv, fold1 ? &block.site1() : nullptr, config_.head_dim);
-    take(w.o, few.o, nullptr);
-    take(w.gate_up, few.gate_up, fold2 ? &block.site2() : nullptr, 2 * config_.mlp);
-    take(w.down, few.down, nullptr);
-    block.repack({.weights = w, .folded1 = fold1, .folded2 = fold2, .constant = constant});
+    sums_.site1[l] = take(w.qkv, few.qkv, first, config_.head_dim);
+    take(w.o, few.o, {});
+    sums_.site2[l] = take(w.gate_up, few.gate_up, second, 2 * config_.mlp);
+    take(w.down, few.down, {});
+    block.repack(
+        {.weights = w, .site1 = first.bare.value_or(first.site), .site2 = second.bare.value_or(second.site), .constant = constant});
   }
   // A tied head is the embedding, which has to stay what it is, unless it becomes a matrix of its own.
-  const bool fold_last = how.fold && can_fold(last_) && (!config_.tied || how.weights);
-  take(weights_.head, few_.head, fold_last ? &last_ : nullptr);
-  if (fold_last) drop_gain(last_);
+  const Fold last = fold_of(last_, !config_.tied || how.weights);
+  sums_.last = take(weights_.head, few_.head, last);
+  last_ = last.bare.value_or(last_);
 }
 
 EmbeddingScale Model::embedding_scale() const {

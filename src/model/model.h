@@ -11,6 +11,7 @@
 #include "model/block.h"
 #include "model/config.h"
 #include "model/parameters.h"
+#include "ops/few_rows/few_rows.h"
 
 namespace bhyt {
 
@@ -47,6 +48,12 @@ class Model {
   void repack(const Repack& how);
   // The weights as products of few rows read them (few_rows_pass.h).
   const Weights& few_rows_weights() const { return few_; }
+  // Sums of these weights for a norm that they hold the gain of and that follows the product; empty where none is needed.
+  struct Sums {
+    std::vector<WeightSums> site1, site2;
+    WeightSums last;
+  };
+  const Sums& few_rows_sums() const { return sums_; }
   bool repacked() const { return static_cast<bool>(constants_.t); }  // it cannot be trained or saved any more
 
   const std::vector<Block>& blocks() const { return blocks_; }
@@ -60,18 +67,27 @@ class Model {
   Parameters parameters_;
   Weights weights_;
   Weights few_;
-  // In w's place: what products read, and what those of few rows do.
+  Sums sums_;
+  // A norm before a product, and the norm without its gain, where the product is to hold that.
+  struct Fold {
+    NormSite site;
+    std::optional<NormSite> bare;
+  };
+  std::optional<NormSite> without_gain(const NormSite& site, double most);
+  WeightSums sums_of(const Tensor& w, const NormSite& site);
+  // In w's place: what products read, what those of few rows do, and sums of that.
   struct Repacked {
     Tensor many, few;
+    WeightSums sums;
   };
   // span: of its tiles (few_rows_tiles).
-  Repacked repack_matrix(const Tensor& w, std::int64_t span, const NormSite* folded, std::optional<DType> type);
+  Repacked repack_matrix(const Tensor& w, std::int64_t span, const Fold& fold, std::optional<DType> type);
   Tensor to_int8(const Tensor& w, const NormSite* folded);
-  Repacked to_bytes(const Tensor& w, std::int64_t span, const NormSite* folded, DType type);
+  Repacked to_bytes(const Tensor& w, std::int64_t span, const Fold& fold, DType type);
 
   OwnedTensor c_attn_;
   OwnedTensor constants_;     // C of every layer once they do not change any more
-  std::vector<Buffer> made_;  // weights of another type
+  std::vector<Buffer> made_;  // weights of another type, what is left of sites, and sums
   std::vector<Block> blocks_;
   NormSite last_;
 };

@@ -50,6 +50,8 @@ void few_rows_qkv(Context&, const FewRows&, const Tensor&, const FewHeads&) { ab
 void few_rows_linear(Context&, const FewRows&, const Tensor&, const FewResidual&) { absent(); }
 void few_rows_swiglu(Context&, const FewRows&, const Tensor&, const Tensor&) { absent(); }
 void few_rows_logits(Context&, const FewRows&, const Tensor&, const Tensor&) { absent(); }
+void few_rows_norm(Context&, const NormSite&, const Tensor&, const FewResidual&) { absent(); }
+void few_rows_sum_weights(Context&, const Tensor&, const Tensor&, const WeightSums&) { absent(); }
 
 void gemm(Context&, const Tensor&, const Tensor&, const Tensor&, const GemmOptions&) { absent(); }
 

@@ -77,7 +77,7 @@ TEST(FewRows, EqualThePlainOperations) {
 TEST(FewRows, WideModels) {
   BHYT_SKIP_WITHOUT_GPU();
   Context& ctx = test::context_on(Device::cuda(0));
-  for (const char* method : {"rmsnorm", "rmsnorm_approx", "bhyt", "peri"}) {
+  for (const char* method : {"rmsnorm", "rmsnorm_approx", "bhyt", "bhyt_star", "layernorm", "derf", "peri"}) {
     ModelConfig config = wide_config(method, 64);
     config.layers = 2, config.d = 2048, config.mlp = std::string_view(method) == "bhyt" ? 5632 : 8192, config.heads = 32,
     config.kv_heads = 8, config.vocab = 20011, config.init_std = 0.02;
@@ -95,6 +95,24 @@ TEST(FewRows, WideModels) {
       }
     }
   }
+}
+
+// Layers of other methods beside each other: the norm behind a sublayer's own is a layer's of another kind.
+TEST(FewRows, MixedModels) {
+  BHYT_SKIP_WITHOUT_GPU();
+  Context& ctx = test::context_on(Device::cuda(0));
+  for (const char* method : {"layernorm", "dyt", "derf", "bhyt"})
+    for (const bool fold : {true, false}) {
+      ModelConfig config = wide_config(method, 64);
+      config.norm.first_layer = config.norm.last_layer = 2, config.norm.elsewhere = "peri", config.norm.depth_factor = Depth::inv_sqrt;
+      const auto m = make_model(ctx, config, DType::bf16), exact = make_model(ctx, config);
+      m->repack({.fold = fold});
+      for (const std::size_t n : {1, 3}) {
+        SCOPED_TRACE(fmt::format("{}{}, {} rows", method, fold ? "" : ", not folded", n));
+        const auto few = steps(ctx, *m, n, false), plain = steps(ctx, *m, n, true), right = steps(ctx, *exact, n, true);
+        EXPECT_LT(distance(few, right), 1.5 * distance(plain, right));
+      }
+    }
 }
 
 // Blocks share the keys of a long one: in clusters where there are few rows, else the last to end puts their results together.

@@ -75,7 +75,38 @@ TEST(Repack, TheGainIsGoneWhereTheMethodAllowsIt) {
   EXPECT_FALSE(folded->last().gamma);
   EXPECT_TRUE(repacked(ctx, small_config("rmsnorm", 2), DType::f32, {.fold = true})->last().gamma) << "the head is the embedding";
   EXPECT_TRUE(repacked(ctx, small_config("rmsnorm", 3), DType::f32, {.fold = false})->blocks()[0].site1().gamma);
-  EXPECT_TRUE(repacked(ctx, small_config("layernorm", 3), DType::f32, {.fold = true})->blocks()[0].site1().gamma) << "it has a bias";
+  const auto layernorm = repacked(ctx, small_config("layernorm", 3), DType::f32, {.fold = true});
+  EXPECT_FALSE(layernorm->blocks()[0].site1().gamma);
+  EXPECT_TRUE(layernorm->blocks()[0].site1().beta) << "in units of the gain";
+  EXPECT_TRUE(repacked(ctx, small_config("derf", 3), DType::f32, {.fold = true})->blocks()[0].site1().gamma) << "a bias behind a bound";
+}
+
+// A bias cannot be measured in a gain of zero; nor in a small one where weights are rounded to coarse steps, which it would multiply.
+TEST(Repack, AGainOfNextToNothingStays) {
+  Context& ctx = test::context_on(Device::cpu());
+  const ModelConfig c = small_config("layernorm", 3);
+  const auto with_gain = [&](float gain) {
+    auto m = make_model(ctx, c);
+    const Parameter &weight = m->parameters().at("model.layers.1.input_layernorm.weight"),
+                    &bias = m->parameters().at("model.layers.1.input_layernorm.bias");
+    auto gamma = m->parameters().read_value(weight), beta = m->parameters().read_value(bias);
+    gamma[3] = gain, beta[3] = 0.5f;
+    m->parameters().write_value(weight, gamma.data());
+    m->parameters().write_value(bias, beta.data());
+    return m;
+  };
+  const auto keeps_gain = [&](float gain, const Model::Repack& how) {
+    const auto plain = with_gain(gain), folded = with_gain(gain);
+    folded->repack(how);
+    EXPECT_FALSE(folded->blocks()[0].site1().gamma);
+    const auto expected = test::Decoder(*plain, kTokens).next(some_ids()), got = test::Decoder(*folded, kTokens).next(some_ids());
+    EXPECT_LE(farthest(got, expected), (how.weights ? 0.1 : 2e-5) * std::max(1.0, largest(expected)));
+    return static_cast<bool>(folded->blocks()[1].site1().gamma);
+  };
+  EXPECT_TRUE(keeps_gain(0, {}));
+  EXPECT_FALSE(keeps_gain(0.01f, {}));
+  EXPECT_TRUE(keeps_gain(0.1f, {.weights = DType::i8}));
+  EXPECT_FALSE(keeps_gain(0.3f, {.weights = DType::i8}));
 }
 
 TEST(Repack, CannotBeTrainedSavedOrRepacked) {

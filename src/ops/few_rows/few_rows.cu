@@ -14,10 +14,11 @@ namespace {
 
 constexpr int kSteps = 12, kMoreSteps = 16;  // of weights under way
 
-// A lane's columns of x. Those that come as they are (Raw) are asked for a batch or two before they are needed, beside the weights, which
-// take longer; others lie in shared memory.
-template <class W, bool Raw, int Batch>
+// A lane's columns of x. Those that come are asked for a batch or two before they are needed, beside the weights, which take longer; others
+// lie in shared memory.
+template <class W, Rows How, int Batch>
 struct Columns {
+  static constexpr bool Raw = !in_shared(How);
   static constexpr int kChunks = Layout<W>::kXChunks;
   const bf16* own;
   bool live;
@@ -51,31 +52,52 @@ struct Columns {
   }
 };
 
-// The sum of squares of eight.
-__device__ __forceinline__ float squares_of(const uint4& raw) {
-  float v[8], sum = 0;
-  Vec<bf16>::unpack(raw, v);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) sum = fmaf(v[i], v[i], sum);
-  return sum;
-}
+// The sums of squares, and of values, of each row in each warp's columns, for a norm that follows the product: of rows that come as they
+// are, while the first tile is multiplied.
+template <Rows How>
+struct Counts {
+  static constexpr bool kCounts = How == Rows::plain || How == Rows::counted, kSums = How == Rows::counted;
+  float squares[kCounts ? kWarps : 1][kRows], sums[kSums ? kWarps : 1][kRows];
+};
 
-// What the sums of a tile meet, asked for long before: the scales of a lane's two rows of w, where it has any, and what Out needs.
-template <class W, class Out>
-struct Asked {
-  float low = 1, high = 1;
-  typename Out::Asked more = {};
+template <Rows How>
+struct Counter {
+  bool on;
+  float pivot = 0;  // one of the row's own values where their mean is to be taken off (count_rows)
+  float square = 0, sum = 0;
 
-  __device__ __forceinline__ Asked() = default;
-  __device__ __forceinline__ Asked(const float* scales, const Out& out, int tile, int n) : more(out.ask(tile, n)) {
-    if constexpr (Layout<W>::kBytes) {
-      const TileRows rows = out.rows(tile);
-      low = scales[rows.low + Lane().row];
-      high = scales[rows.high + Lane().row];
-    }
+  __device__ __forceinline__ explicit Counter(const In& in) : on(Counts<How>::kCounts && in.after) {
+    const int row = static_cast<int>(threadIdx.x) % 32 / 4;
+    if constexpr (Counts<How>::kSums)
+      if (in.sums && row < in.rows) pivot = load1(in.x + row * in.ld);
   }
-  __device__ __forceinline__ void scale(float (&c)[4]) const {
-    if constexpr (Layout<W>::kBytes) c[0] *= low, c[1] *= low, c[2] *= high, c[3] *= high;
+  template <int Batch, int Chunks>
+  __device__ __forceinline__ void add(const uint4 (&b)[Batch][Chunks]) {
+    float squares_of[Batch * Chunks] = {}, sums_of[Batch * Chunks] = {};  // side by side: one would wait for itself
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+#pragma unroll
+      for (int k = 0; k < Batch * Chunks; ++k) {
+        float v[8];
+        Vec<bf16>::unpack(b[k / Chunks][k % Chunks], v);
+        if constexpr (Counts<How>::kSums) v[i] -= pivot, sums_of[k] += v[i];
+        squares_of[k] = fmaf(v[i], v[i], squares_of[k]);
+      }
+#pragma unroll
+    for (int k = 0; k < Batch * Chunks; ++k) square += squares_of[k], sum += sums_of[k];
+  }
+  __device__ __forceinline__ void keep(Counts<How>& counts) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int offset = 1; offset <= 2; ++offset) {
+      square += __shfl_xor_sync(0xffffffffu, square, offset);
+      if constexpr (Counts<How>::kSums) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    }
+    if (lane % 4 == 0) {
+      counts.squares[warp][lane / 4] = square;
+      if constexpr (Counts<How>::kSums) counts.sums[warp][lane / 4] = sum;
+    }
+    on = false;
   }
 };
 
@@ -100,18 +122,90 @@ __device__ __forceinline__ float factor_of(const In& in, const float (&squares)[
   s.s0 /= static_cast<float>(in.columns);
   if (keep && Lane().row == 0) keep_stats(in.site.p, i, s, 0.f);
   const NormParams& p = in.site.p;
-  // row_scale() of the two statistics that can follow a product; all of it is ten times the code.
+  // row_scale() of the two statistics that can follow a product as one factor; all of it is ten times the code.
   return p.factor * p.out_factor * value_or(p.scale, 1.f) * (p.stat == Stat::rms ? rsqrtf(s.s0 + p.eps) : 1.f);
 }
 
+// A row's scale for lane 4·row and the three behind it, from its sums in all warps' columns.
+__device__ __forceinline__ RowScale counted_scale(const In& in, const Learned& learned, const Counts<Rows::counted>& counts, float pivot,
+                                                  bool keep) {
+  const int row = threadIdx.x % 32 / 4;
+  RowStats s;
+#pragma unroll
+  for (int k = 0; k < kWarps; ++k) s.s0 += counts.squares[k][row], s.s1 += counts.sums[k][row];
+  s = about(s, pivot, is_centred(in.site.p.stat), in.columns);
+  if (keep && row < in.rows && threadIdx.x % 4 == 0) keep_stats(in.site.p, row, s, 0.f);
+  return row_scale(in.site.p, s, learned);
+}
+
+// What follows the products of a lane's rows of x.
+struct Behind {
+  float factors[2] = {1, 1}, means[2] = {};
+
+  // From what each lane knows of row lane/4.
+  __device__ __forceinline__ void take(const In& in, const RowScale& of_lane) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int from = 4 * (Lane().at + e);
+      factors[e] = __shfl_sync(0xffffffffu, of_lane.a, from) * in.site.p.out_factor;
+      means[e] = __shfl_sync(0xffffffffu, of_lane.mean, from);
+    }
+  }
+  __device__ __forceinline__ void take(const In& in, const Factors& known) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+      if (const int i = Lane().at + e; i < in.rows) factors[e] = known.scale[i], means[e] = known.mean[i];
+  }
+  __device__ __forceinline__ void take(const In& in, const float (&squares)[kWarps][kRows], bool keep) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) factors[e] = factor_of(in, squares, Lane().at + e, keep);
+  }
+};
+
+// What the sums of a tile meet, asked for long before: the scales of a lane's two rows of w, where it has any, what follows them of a norm
+// (Follows: there may be something), and what Out needs.
+template <class W, bool Follows, class Out>
+struct Asked {
+  float scales[2] = {1, 1}, sums[2] = {}, biases[2] = {};
+  typename Out::Asked more = {};
+
+  __device__ __forceinline__ Asked() = default;
+  __device__ __forceinline__ Asked(const In& in, const float* of_rows, const Out& out, int tile) : more(out.ask(tile, in.rows)) {
+    const TileRows rows = out.rows(tile);
+    const std::int64_t at[2] = {rows.low + Lane().row, rows.high + Lane().row};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if constexpr (Layout<W>::kBytes) scales[half] = of_rows[at[half]];
+      if constexpr (Follows) {
+        if (in.sums) sums[half] = in.sums[at[half]];
+        if (in.biases) biases[half] = in.biases[at[half]];
+      }
+    }
+  }
+  // The sums with the norm of their rows of x behind them.
+  __device__ __forceinline__ void finish(float (&c)[4], const Behind& behind) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (Layout<W>::kBytes) c[i] *= scales[i / 2];
+      if constexpr (Follows)
+        c[i] = fmaf(behind.factors[i % 2], fmaf(-behind.means[i % 2], sums[i / 2], c[i]), biases[i / 2]);
+      else
+        c[i] *= behind.factors[i % 2];
+    }
+  }
+};
+
 // Tiles of w belong to blocks in turns, `round` of them before their sums over the warps are made; a warp multiplies its eighth of the
 // columns. Steps are asked for in batches, so that memory gives long pieces of few rows at a time.
-template <class W, bool Raw, int Batch, class Out>
+template <class W, Rows How, int Batch, class Out>
 __global__ void __launch_bounds__(kThreads, 1) product_kernel(const In in, const WeightMatrix<W> w, const Out out) {
   using R = Ring<kSteps>;
+  constexpr bool Raw = !in_shared(How), Follows = How == Rows::counted || How == Rows::held || How == Rows::kept;
   constexpr int kStep = Layout<W>::kStep, kStages = R::kStages;
   extern __shared__ __align__(16) char memory[];
-  __shared__ float places[kWarps], scales[kRows], squares[kWarps][kRows];
+  __shared__ float places[kWarps];
+  __shared__ Counts<How> counts;
+  __shared__ Factors known;
   bf16* const x = reinterpret_cast<bf16*>(memory + R::kBytes);
   const int ldx = in.columns + Layout<W>::kPad, lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = gridDim.x,
             steps = in.columns / Layout<W>::kSlice;
@@ -120,31 +214,39 @@ __global__ void __launch_bounds__(kThreads, 1) product_kernel(const In in, const
   let_next_begin();
 #pragma unroll 1
   for (int i = 0; i < kStages; i += Batch) source.fetch(i);
-  if constexpr (!Raw) bring_learned_near(in);
+  if constexpr (How == Rows::kept) bring_learned_near(in);
+  [[maybe_unused]] const Learned learned(in.site.p);
   wait_for_previous();
-  if constexpr (!Raw) take_rows(in, x, ldx, scales, places);
+  [[maybe_unused]] RowScale of_lane{};
+  if constexpr (How == Rows::kept) take_rows(in, x, ldx, known, places);
+  if constexpr (How == Rows::held || How == Rows::held_bounded) of_lane = take_columns<How == Rows::held_bounded>(in, learned, x, ldx);
   const std::int64_t at = static_cast<std::int64_t>(warp) * steps * kStep + lane % 4 * Layout<W>::kLane;
-  Columns<W, Raw, Batch> columns((Raw ? in.x + lane / 4 * in.ld : x + lane / 4 * ldx) + at, lane / 4 < in.rows, steps);
+  Columns<W, How, Batch> columns((Raw ? in.x + lane / 4 * in.ld : x + lane / 4 * ldx) + at, lane / 4 < in.rows, steps);
 
-  // Of rows that come as they are, but have a scale behind the product, the first tile counts the squares.
-  bool counting = Raw && in.after;
-  float factors[2] = {1, 1};
+  if constexpr (How == Rows::bounded) of_lane = scale_of_lane(in, learned, blockIdx.x == 0 && warp == 0);
+  Counter<How> counter(in);
+  Behind behind;
   int stage = 0;
   for (int first = blockIdx.x; first < w.tiles; first += w.round * stride) {
     // The warps below `round` make the sums of one tile each.
     const int own = first + warp * stride;
     const bool finishes = warp < w.round && own < w.tiles;
-    Asked<W, Out> asked;
-    if (finishes) asked = Asked<W, Out>(w.scales, out, own, in.rows);
+    Asked<W, Follows, Out> asked;
+    if (finishes) asked = {in, w.scales, out, own};
     for (int r = 0; r < w.round && first + r * stride < w.tiles; ++r) {
-      float c[2][4] = {}, square = 0;
+      float c[2][4] = {};
 #pragma unroll 1
       for (int s = 0; s < steps; s += Batch, stage = stage + Batch == kStages ? 0 : stage + Batch) {
         uint4 b[Batch][Layout<W>::kXChunks];
         columns.take(s, b);
-        if (counting)
+        if constexpr (How == Rows::bounded)
 #pragma unroll
-          for (int k = 0; k < Batch * Layout<W>::kXChunks; ++k) square += squares_of(b[k / Layout<W>::kXChunks][k % Layout<W>::kXChunks]);
+          for (int k = 0; k < Batch * Layout<W>::kXChunks; ++k) {
+            uint4& piece = b[k / Layout<W>::kXChunks][k % Layout<W>::kXChunks];
+            piece = bounded(in, piece, of_lane.a, learned.shift);
+          }
+        if constexpr (Counts<How>::kCounts)
+          if (counter.on) counter.add(b);
         source.wait(stage);
 #pragma unroll
         for (int i = 0; i < Batch; ++i) {
@@ -154,31 +256,20 @@ __global__ void __launch_bounds__(kThreads, 1) product_kernel(const In in, const
         source.fetch(stage);
       }
       partial[(r * kWarps + warp) * 32 + lane] = make_float4(c[0][0] + c[1][0], c[0][1] + c[1][1], c[0][2] + c[1][2], c[0][3] + c[1][3]);
-      if (counting) {
-        square += __shfl_xor_sync(0xffffffffu, square, 1);
-        square += __shfl_xor_sync(0xffffffffu, square, 2);
-        if (lane % 4 == 0) squares[warp][lane / 4] = square;
-      }
-      counting = false;
+      if constexpr (Counts<How>::kCounts)
+        if (counter.on) counter.keep(counts);
     }
     __syncthreads();
     if (finishes) {
       float c[4];
       sum_of_warps(partial + warp * kWarps * 32 + lane, c);
-      asked.scale(c);
       if (in.after && first == blockIdx.x) {
-        const Lane place;
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int i = place.at + e;
-          if constexpr (Raw)
-            factors[e] = factor_of(in, squares, i, own == 0);
-          else
-            factors[e] = i < in.rows ? scales[i] : 0.f;
-        }
+        if constexpr (How == Rows::plain) behind.take(in, counts.squares, own == 0);
+        if constexpr (How == Rows::counted) behind.take(in, counted_scale(in, learned, counts, counter.pivot, own == 0));
+        if constexpr (How == Rows::held) behind.take(in, of_lane);
+        if constexpr (How == Rows::kept) behind.take(in, known);
       }
-#pragma unroll
-      for (int e = 0; e < 4; ++e) c[e] *= factors[e % 2];
+      asked.finish(c, behind);
       out.store(own, c, in.rows, asked.more);
     }
     __syncthreads();
@@ -191,7 +282,8 @@ __global__ void __launch_bounds__(kThreads, 1) scaled_kernel(const In in, const 
   using S = Scaled<W>;
   constexpr int kStep = Layout<W>::kStep, kStages = R::kStages, kBatch = kScaledBatch;
   extern __shared__ __align__(16) char memory[];
-  __shared__ float places[kWarps], scales[kRows], squares[kWarps][kRows];
+  __shared__ float places[kWarps], squares[kWarps][kRows];
+  __shared__ Factors known;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = gridDim.x, columns = in.columns / kWarps, steps = columns / kStep;
   const int ldx = in.columns + Layout<W>::kPad, of_warp = in.rows * S::kLines * S::line(columns);
   char* const lines = memory + R::kBytes + warp * of_warp;
@@ -203,18 +295,18 @@ __global__ void __launch_bounds__(kThreads, 1) scaled_kernel(const In in, const 
   for (int i = 0; i < kStages; i += kBatch) source.fetch(i);
   if constexpr (Whole) bring_learned_near(in);
   wait_for_previous();
-  if constexpr (Whole) take_rows(in, x, ldx, scales, places);
+  if constexpr (Whole) take_rows(in, x, ldx, known, places);
   float back[kScaledRows] = {};
   scale_rows<W, Whole>(in, x, ldx, lines, back, squares);
   const char* const own_x = lines + S::place(lane, in.rows, columns);
 
-  float factors[2] = {1, 1};
+  Behind behind;
   int stage = 0;
   for (int first = blockIdx.x; first < w.tiles; first += w.round * stride) {
     const int own = first + warp * stride;
     const bool finishes = warp < w.round && own < w.tiles;
-    Asked<W, Out> asked;
-    if (finishes) asked = Asked<W, Out>(w.scales, out, own, in.rows);
+    Asked<W, Whole, Out> asked;
+    if (finishes) asked = {in, w.scales, out, own};
     for (int r = 0; r < w.round && first + r * stride < w.tiles; ++r) {
       typename S::Sum c[2][4] = {};
 #pragma unroll 1
@@ -241,27 +333,53 @@ __global__ void __launch_bounds__(kThreads, 1) scaled_kernel(const In in, const 
       float c[4];
       sum_of_warps(partial + warp * kWarps * 32 + lane, c);
       S::join(c);
-      asked.scale(c);
       if (in.after && first == blockIdx.x) {
-        const Lane place;
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int i = place.at + e;
-          factors[e] = Whole ? (i < in.rows ? scales[i] : 0.f) : factor_of(in, squares, i, own == 0);
-        }
+        if constexpr (Whole)
+          behind.take(in, known);
+        else
+          behind.take(in, squares, own == 0);
       }
-#pragma unroll
-      for (int e = 0; e < 4; ++e) c[e] *= factors[e % 2];
+      asked.finish(c, behind);
       out.store(own, c, in.rows, asked.more);
     }
     __syncthreads();
   }
 }
 
-// A product's scale may follow it where the norm is nothing but a scale of the row.
-bool only_scales(const NormSite& s) {
-  return s.map == Map::id && (s.stat == Stat::rms || s.stat == Stat::none) && !s.gamma && !s.beta && !s.shift && !s.gate;
+// A block has a row.
+__global__ void __launch_bounds__(kThreads) norm_kernel(In in, const LinearOut<false> out) {
+  extern __shared__ __align__(16) char memory[];
+  __shared__ float places[kWarps];
+  __shared__ Factors unused;
+  bf16* const row = reinterpret_cast<bf16*>(memory);
+  const int i = static_cast<int>(blockIdx.x);
+  let_next_begin();
+  bring_learned_near(in);
+  wait_for_previous();
+  in.x += i * in.ld;
+  in.rows = 1;
+  take_rows(in, row, 0, unused, places);
+  for (int c = threadIdx.x * 8; c < in.columns; c += kThreads * 8) {
+    float v[8], other[8];
+    Vec<bf16>::load(row + c, v);
+    if (out.residual) {
+      Vec<bf16>::load(out.residual + i * out.ld_residual + c, other);
+#pragma unroll
+      for (int k = 0; k < 8; ++k) v[k] += other[k];
+    }
+    const uint4 packed = Vec<bf16>::pack(v);
+    *reinterpret_cast<uint4*>(out.y + i * out.ldy + c) = packed;
+    if (out.moments) {
+      Vec<bf16>::unpack(packed, v);
+      out.keep_moments_of_eight(i, c / kTile, v);
+    }
+  }
 }
+
+// Whether what follows is one factor that is made of the row's squares alone.
+bool is_one_factor(const In& in) { return in.after && !in.sums && !in.biases; }
+// A tanh of the scaled row and nothing else.
+bool only_bounds(const Site& s) { return s.map == Map::tanh && s.p.stat != Stat::mean_var && !s.p.gamma && !s.p.beta && !s.p.gate; }
 
 In in_of(const FewRows& r) {
   In in{};
@@ -272,25 +390,24 @@ In in_of(const FewRows& r) {
   in.normed = r.site != nullptr;
   if (!r.site) return in;
   const NormSite& site = *r.site;
+  in.moments = r.moments ? r.moments.as<float>() : nullptr;
   if (!aligned16(site.gamma) || !aligned16(site.beta) || !aligned16(site.gate) || !aligned16(site.direction))
     fail("[few_rows] expected what a norm learns on 16 bytes");
   in.site = {make_params(site, r.x, r.stats, nullptr), site.map};
-  in.after = only_scales(site);
-  if (!r.add) return in;
-  in.add = r.add.as<bf16>();
-  in.ld_add = r.add.ld;
-  in.sum = r.sum.as<bf16>();
-  in.ld_sum = r.sum.ld;
+  in.after = few_rows_may_follow(site, r.sums);
+  if (in.after && is_centred(site.stat)) in.sums = pointer(r.sums->rows);
+  if (in.after && site.beta) in.biases = pointer(r.sums->bias);
   return in;
 }
 
-template <class W, bool Raw, class Out>
+template <class W, Rows How, class Out>
 void launch(Context& ctx, const In& in, const Tensor& w, int tiles, const Out& out) {
   using L = Layout<W>;
   const int blocks = std::min(tiles, multiprocessors(ctx)), round = std::min(kWarps, (tiles + blocks - 1) / blocks);
-  const std::size_t rows = Raw ? 0 : static_cast<std::size_t>(in.rows) * static_cast<std::size_t>(in.columns + L::kPad) * sizeof(bf16);
+  const std::size_t rows =
+      !in_shared(How) ? 0 : static_cast<std::size_t>(in.rows) * static_cast<std::size_t>(in.columns + L::kPad) * sizeof(bf16);
   const std::size_t bytes = Ring<kSteps>::kBytes + rows + static_cast<std::size_t>(round) * kWarps * 32 * sizeof(float4);
-  const auto kernel = in.columns % (4 * L::kSlice) == 0 ? product_kernel<W, Raw, 4, Out> : product_kernel<W, Raw, 1, Out>;
+  const auto kernel = in.columns % (4 * L::kSlice) == 0 ? product_kernel<W, How, 4, Out> : product_kernel<W, How, 1, Out>;
   const WeightMatrix<W> matrix{w.as<W>(), L::kBytes ? byte_scales(w) : nullptr, w.ld, tiles, round};
   launch_early(ctx, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, bytes, in, matrix, out);
 }
@@ -327,14 +444,21 @@ template <class W, class Out>
 void product_of(Context& ctx, const FewRows& rows, const Tensor& w, int tiles, const Out& out) {
   const In in = in_of(rows);
   // Rows that a block needs once come with the weights, and few of them always; else it keeps them for all of its tiles. A norm needs the
-  // row first, unless it is a scale that can follow.
-  const bool whole = in.normed && (!in.after || in.add),
-             often = tiles > multiprocessors(ctx) && in.rows > kFew && in.columns <= kFewRowsWidest;
+  // row first, unless it may follow.
+  const bool one_factor = is_one_factor(in), whole = in.normed && !one_factor,
+             often = tiles > multiprocessors(ctx) && in.rows > kVeryFewRows && in.columns <= kFewRowsWidest;
   if (scaled<W>(ctx, in, w, tiles, whole, out)) return;
+  if (in.normed ? in.after && in.moments : often) return launch<W, Rows::held>(ctx, in, w, tiles, out);
+  if constexpr (Out::kAfterNorms) {
+    if (in.moments && only_bounds(in.site))
+      return in.rows > kVeryFewRows ? launch<W, Rows::held_bounded>(ctx, in, w, tiles, out)
+                                    : launch<W, Rows::bounded>(ctx, in, w, tiles, out);
+    if (in.after && !one_factor && !often) return launch<W, Rows::counted>(ctx, in, w, tiles, out);
+  }
   if (whole || often)
-    launch<W, false>(ctx, in, w, tiles, out);
+    launch<W, Rows::kept>(ctx, in, w, tiles, out);
   else
-    launch<W, true>(ctx, in, w, tiles, out);
+    launch<W, Rows::plain>(ctx, in, w, tiles, out);
 }
 
 template <class Out>
@@ -346,6 +470,21 @@ void product(Context& ctx, const char* name, const FewRows& rows, const Tensor& 
   else
     product_of<bf16>(ctx, rows, w, tiles, out);
   check_launch(name);
+}
+
+template <bool Normed>
+LinearOut<Normed> linear_out(const FewResidual& out) {
+  LinearOut<Normed> to{};
+  to.residual = out.residual.as<bf16>();
+  to.y = out.y.as<bf16>();
+  to.z = out.z.as<bf16>();
+  to.ld_residual = out.residual.ld;
+  to.ldy = out.y.ld;
+  to.ldz = out.z.ld;
+  to.tiles = static_cast<int>(out.y.cols() / kTile);
+  if (out.moments) to.moments = out.moments.as<float>(), to.centred = is_centred(out.site->stat);
+  if (out.site) to.site = {make_params(*out.site, out.y, {}, out.given), out.site->map};
+  return to;
 }
 
 }  // namespace
@@ -378,24 +517,23 @@ void few_rows_qkv(Context& ctx, const FewRows& in, const Tensor& w, const FewHea
 }
 
 void few_rows_linear(Context& ctx, const FewRows& in, const Tensor& w, const FewResidual& out) {
-  const auto run = [&]<bool Normed>(few::LinearOut<Normed> to) {
-    to.residual = out.residual.as<bf16>();
-    to.y = out.y.as<bf16>();
-    to.z = out.z.as<bf16>();
-    to.ld_residual = out.residual.ld;
-    to.ldy = out.y.ld;
-    to.ldz = out.z.ld;
-    if (out.site) to.site = {make_params(*out.site, out.y, {}, out.given), out.site->map};
-    few::product(ctx, "few_rows_linear", in, w, static_cast<int>(w.rows() / few::kTile), to);
-  };
+  const int tiles = static_cast<int>(w.rows() / few::kTile);
   if (out.z)
-    run(few::LinearOut<true>{});
+    few::product(ctx, "few_rows_linear", in, w, tiles, few::linear_out<true>(out));
   else
-    run(few::LinearOut<false>{});
+    few::product(ctx, "few_rows_linear", in, w, tiles, few::linear_out<false>(out));
 }
 
 void few_rows_swiglu(Context& ctx, const FewRows& in, const Tensor& w, const Tensor& h) {
   few::product(ctx, "few_rows_swiglu", in, w, static_cast<int>(h.cols() / 8), few::SwigluOut{h.as<bf16>(), h.ld, h.cols()});
+}
+
+void few_rows_norm(Context& ctx, const NormSite& site, const Tensor& x, const FewResidual& out) {
+  few::In in = few::in_of({.x = x, .site = &site});
+  in.after = false;
+  launch_early(ctx, few::norm_kernel, dim3(static_cast<unsigned>(x.rows())), few::kThreads,
+               static_cast<std::size_t>(x.cols()) * sizeof(bf16), in, few::linear_out<false>(out));
+  check_launch("few_rows_norm");
 }
 
 void few_rows_logits(Context& ctx, const FewRows& in, const Tensor& w, const Tensor& logits) {

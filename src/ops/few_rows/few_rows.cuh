@@ -10,7 +10,6 @@ namespace bhyt::cuda::few {
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kTile = 16;  // rows of w that a block multiplies at a time: 8 lower ones and 8 upper ones
 constexpr int kRows = 8;
-constexpr int kFew = 2;  // rows that it would rather read again
 
 // What follows from the type of the weights: bf16, or a byte each (ops/gemm/bytes.h).
 template <class W>
@@ -79,6 +78,7 @@ __device__ __forceinline__ void wait_for_groups() {
 }
 
 // What a warp multiplies, on its way through shared memory: up to kStages steps are under way, each with two rows of weights for a lane.
+// The memory has to begin on a line of 128 bytes: copies across lines take longer (a step of Llama-1B 0.85 ms in place of 0.80).
 template <int Stages>
 struct Ring {
   static constexpr int kStages = Stages, kStep = 2 * 512, kBytes = kWarps * kStages * kStep;
@@ -130,15 +130,84 @@ __device__ __forceinline__ float row_sum(float v, int group, float* places) {
   return v;
 }
 
+// How a kernel has the rows that it multiplies.
+enum class Rows {
+  plain,         // as they come, beside the weights; the scale of an rms norm may follow the product, from squares counted on the way
+  counted,       // the same for all norms that may follow
+  bounded,       // tanh of what comes, by a scale made of the rows' moments
+  held,          // in shared memory for many tiles, as they come; a norm may follow that is made of their moments
+  held_bounded,  // in shared memory, bounded
+  kept           // in shared memory, normed by any norm, or for any that may follow
+};
+constexpr bool in_shared(Rows how) { return how == Rows::held || how == Rows::held_bounded || how == Rows::kept; }
+
 // What a kernel takes in.
 struct In {
-  const bf16 *x, *add;
-  bf16* sum;
-  std::int64_t ld, ld_add, ld_sum;
+  const bf16* x;
+  std::int64_t ld;
   int rows, columns;
   Site site;
-  bool normed, after;  // after: x is multiplied as it is, and its scale follows the product
+  bool normed, after;          // after: x is multiplied as it is, and its scale follows the product
+  const float* moments;        // of x, or null
+  const float *sums, *biases;  // of w's rows, for a norm behind the product that takes the mean off, and one with a β; or null
 };
+
+// Where the moments of a row lie, tile by tile of its columns.
+struct Moments {
+  const float *squares, *means;
+  int tiles;
+  __device__ __forceinline__ Moments(const In& in, int row)
+      : squares(in.moments + row * (in.columns / kTile)), means(squares + kRows * (in.columns / kTile)), tiles(in.columns / kTile) {}
+};
+
+// The sum of value(tile … tile + 3) over the tiles of a row by `Lanes` lanes side by side; the same bits however many they are. Lanes that
+// are not live have no row.
+template <int Lanes, class F>
+__device__ __forceinline__ float sum_of_tiles(int tiles, bool live, F&& value) {
+  constexpr int kOwn = 32 / Lanes;
+  const int lane = threadIdx.x % Lanes;
+  float parts[kOwn] = {};
+#pragma unroll 1
+  for (int begin = 0; begin < tiles; begin += 128)
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j)
+      if (const int tile = begin + (lane + j * Lanes) * 4; live && tile < tiles) parts[j] += value(tile);
+#pragma unroll
+  for (int n = kOwn / 2; n > 0; n /= 2)
+#pragma unroll
+    for (int j = 0; j < n; ++j) parts[j] += parts[j + n];
+#pragma unroll
+  for (int offset = Lanes / 2; offset > 0; offset /= 2) parts[0] += __shfl_xor_sync(0xffffffffu, parts[0], offset);
+  return parts[0];
+}
+
+// The statistic of a row from its moments.
+template <int Lanes>
+__device__ __forceinline__ RowStats stats_of(const In& in, int row, bool live) {
+  const Moments m(in, row);
+  const auto four = [](const float* at) { return *reinterpret_cast<const float4*>(at); };
+  const auto sum = [&](const float* of) {
+    return sum_of_tiles<Lanes>(m.tiles, live, [&](int tile) {
+      const float4 v = four(of + tile);
+      return (v.x + v.y) + (v.z + v.w);
+    });
+  };
+  RowStats s;
+  if (!is_centred(in.site.p.stat)) {
+    s.s0 = sum(m.squares) / static_cast<float>(in.columns);
+    return s;
+  }
+  const float mean = sum(m.means) / static_cast<float>(m.tiles);
+  s.s1 = mean;
+  s.s0 = sum_of_tiles<Lanes>(m.tiles, live,
+                             [&](int tile) {
+                               const float4 v = four(m.squares + tile), d = four(m.means + tile);
+                               const float a = d.x - mean, b = d.y - mean, e = d.z - mean, f = d.w - mean;
+                               return (v.x + v.y) + (v.z + v.w) + kTile * ((a * a + b * b) + (e * e + f * f));
+                             }) /
+         static_cast<float>(in.columns);
+  return s;
+}
 
 // Begins to bring what the norm learns of every column into this multiprocessor's cache, 32 bytes at a time: that takes longer than all
 // that is done with it. To be called before the row is there.
@@ -150,6 +219,16 @@ __device__ __forceinline__ void bring_learned_near(const In& in) {
 #pragma unroll
     for (const float* const vector : vectors)
       if (vector) asm volatile("prefetch.global.L1 [%0];" ::"l"(vector + c));
+}
+// The same for the moments of all rows, once they are there.
+__device__ __forceinline__ void bring_moments_near(const In& in) {
+  if (!in.moments) return;
+  const int of_rows = in.rows * (in.columns / kTile), planes = is_centred(in.site.p.stat) ? 2 : 1;
+#pragma unroll 1
+  for (int plane = 0; plane < planes; ++plane)
+#pragma unroll 1
+    for (int i = threadIdx.x * 8; i < of_rows; i += kThreads * 8)
+      asm volatile("prefetch.global.L1 [%0];" ::"l"(in.moments + plane * kRows * (in.columns / kTile) + i));
 }
 
 // z of this thread's pieces of a row in shared memory, in place. The code is short on purpose: a kernel goes through it once, and fetching
@@ -192,9 +271,48 @@ __device__ __forceinline__ void norm_pieces(const In& in, bf16* z, int group, Ro
   }
 }
 
-// The rows of x, or their norm, in shared memory, ld elements apart; rows that are not there stay unwritten and are not read.
-// Returns through `scales` what the products' rows are to be multiplied by where the norm is applied after them.
-__device__ __forceinline__ void take_rows(const In& in, bf16* shared, int ld, float* scales, float* places) {
+// The statistic from the sums of squares and values less a pivot.
+__device__ __forceinline__ RowStats about(RowStats sums, float pivot, bool centred, int columns) {
+  const float inverse = 1.f / static_cast<float>(columns), mean = sums.s1 * inverse;
+  if (!centred) return {sums.s0 * inverse, 0};
+  const float variance = sums.s0 * inverse - mean * mean;
+  return {variance < 0 ? 0.f : variance, pivot + mean};  // NaN stays
+}
+
+// The statistic of the rows in shared memory, a row for each group of threads.
+__device__ __forceinline__ RowStats count_rows(const In& in, const bf16* z, int group, int end, float pivot, float* places) {
+  const NormParams& p = in.site.p;
+  const bool centred = is_centred(p.stat);
+  float square = 0, sum = 0, dot = 0;
+#pragma unroll 1
+  for (int c = threadIdx.x % group * 8; c < end; c += group * 8) {
+    float v[8];
+    Vec<bf16>::load(z + c, v);
+    if (p.direction) {
+      float other[8];
+      load_params<8>(p.direction, c, other);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) dot = fmaf(v[i], other[i], dot);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] -= pivot, square = fmaf(v[i], v[i], square), sum += v[i];
+  }
+  RowStats s;
+  s.s0 = row_sum(square, group, places);
+  if (centred) s.s1 = row_sum(sum, group, places);
+  s = about(s, pivot, centred, in.columns);
+  if (p.direction) s.s1 = row_sum(dot, group, places);
+  return s;
+}
+
+// What the products' rows are multiplied by, and what is taken off them before, where the norm is applied after them.
+struct Factors {
+  float scale[kRows], mean[kRows];
+};
+
+// The norm of the rows of x in shared memory, ld elements apart, or the rows themselves where it follows the product; rows that are not
+// there stay unwritten and are not read.
+__device__ __forceinline__ void take_rows(const In& in, bf16* shared, int ld, Factors& factors, float* places) {
   int wide = 1;
   while (wide < in.rows) wide *= 2;
   const int group = kThreads / wide, row = threadIdx.x / group, own = threadIdx.x % group * 8, step = group * 8;
@@ -203,6 +321,10 @@ __device__ __forceinline__ void take_rows(const In& in, bf16* shared, int ld, fl
   bf16* const z = shared + row * ld;
   const NormParams& p = in.site.p;
   const Learned learned(p);
+  bring_moments_near(in);
+  // A centred statistic is counted about one of the row's own values, which is at most √columns deviations from their mean: what is taken
+  // off the squares then does not swallow them.
+  const float pivot = mine && is_centred(p.stat) && !in.moments ? load1(in.x + row * in.ld) : 0.f;
   constexpr int kLoads = 8;  // under way at a time
 #pragma unroll 1
   for (int begin = own; begin < end; begin += kLoads * step) {
@@ -214,57 +336,71 @@ __device__ __forceinline__ void take_rows(const In& in, bf16* shared, int ld, fl
     for (int k = 0; k < kLoads; ++k)
       if (begin + k * step < end) *reinterpret_cast<uint4*>(z + begin + k * step) = raw[k];
   }
-  if (!in.normed) {
-    __syncthreads();
-    return;
-  }
-  float square = 0, sum = 0, dot = 0;
-#pragma unroll 1
-  for (int c = own; c < end; c += step) {
-    float v[8], other[8];
-    Vec<bf16>::load(z + c, v);
-    if (in.add) {
-      Vec<bf16>::load(in.add + row * in.ld_add + c, other);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) v[i] += other[i];
-      const uint4 both = Vec<bf16>::pack(v);
-      Vec<bf16>::unpack(both, v);
-      *reinterpret_cast<uint4*>(z + c) = both;
-      if (blockIdx.x == 0) *reinterpret_cast<uint4*>(in.sum + row * in.ld_sum + c) = both;
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) square = fmaf(v[i], v[i], square), sum += v[i];
-    if (p.direction) {
-      load_params<8>(p.direction, c, other);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) dot = fmaf(v[i], other[i], dot);
-    }
-  }
-  const float inverse = 1.f / static_cast<float>(in.columns);
-  RowStats s;
-  s.s0 = row_sum(square, group, places) * inverse;
-  if (is_centred(p.stat)) {
-    s.s1 = row_sum(sum, group, places) * inverse;
-    square = 0;
-#pragma unroll 1
-    for (int c = own; c < end; c += step) {
-      float v[8];
-      Vec<bf16>::load(z + c, v);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) square = fmaf(v[i] - s.s1, v[i] - s.s1, square);
-    }
-    s.s0 = row_sum(square, group, places) * inverse;
-  }
-  if (p.direction) s.s1 = row_sum(dot, group, places);
+  const RowStats s = in.moments ? stats_of<32>(in, row, mine) : count_rows(in, z, group, end, pivot, places);
   const bool first = threadIdx.x % group == 0;
   if (mine && first && blockIdx.x == 0) keep_stats(p, row, s, 0.f);
   const RowScale scale = row_scale(p, s, learned);
   if (in.after) {
-    if (mine && first) scales[row] = scale.a * p.out_factor;
+    if (mine && first) factors.scale[row] = scale.a * p.out_factor, factors.mean[row] = scale.mean;
   } else if (mine) {
     norm_pieces(in, z, group, scale, learned.shift, p.gate ? fast_tanh(s.s1) : 0.f);
   }
   __syncthreads();
+}
+
+// A row's scale, and what is taken off it, for lane 4·row and the three behind it, from the row's moments.
+__device__ __forceinline__ RowScale scale_of_lane(const In& in, const Learned& learned, bool keep) {
+  const int row = threadIdx.x % 32 / 4;
+  const bool live = row < in.rows;
+  const RowStats s = stats_of<4>(in, live ? row : 0, live);
+  if (keep && live && threadIdx.x % 4 == 0) keep_stats(in.site.p, row, s, 0.f);
+  return row_scale(in.site.p, s, learned);
+}
+
+// Eight of a row, bounded.
+__device__ __forceinline__ uint4 bounded(const In& in, const uint4& raw, float scale, float shift) {
+  float v[8];
+  Vec<bf16>::unpack(raw, v);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = in.site.p.out_factor * HardTanhMap::value(fmaf(scale, v[i], shift));
+  return Vec<bf16>::pack(v);
+}
+
+// This warp's columns of the rows in shared memory, ldx elements apart, as they come or bounded; nobody else reads them. Returns the row's
+// scale of this lane where there are moments, which come beside the rows.
+template <bool Bounded>
+__device__ __forceinline__ RowScale take_columns(const In& in, const Learned& learned, bf16* shared, int ldx) {
+  const int of_warp = in.columns / kWarps, first = static_cast<int>(threadIdx.x) / 32 * of_warp;
+  RowScale of_lane{1, 0, 1};
+#pragma unroll 1
+  for (int begin = 0; begin < of_warp; begin += 32 * 8) {
+    const int c = begin + threadIdx.x % 32 * 8;
+    const bool mine = c < of_warp;
+    uint4 raw[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+      raw[r] = mine && r < in.rows ? __ldcg(reinterpret_cast<const uint4*>(in.x + r * in.ld + first + c)) : make_uint4(0, 0, 0, 0);
+    if (begin == 0 && in.moments) of_lane = scale_of_lane(in, learned, blockIdx.x == 0 && threadIdx.x < 32);
+    if constexpr (!Bounded) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r)
+        if (mine && r < in.rows) *reinterpret_cast<uint4*>(shared + r * ldx + first + c) = raw[r];
+    } else {
+#pragma unroll 1
+      for (int r = 0; r < in.rows; r += 2) {  // two at a time: one would wait for itself
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          const float scale = __shfl_sync(0xffffffffu, of_lane.a, 4 * (r + k));
+          const uint4 z = bounded(in, raw[k], scale, learned.shift);
+          if (mine && r + k < in.rows) *reinterpret_cast<uint4*>(shared + (r + k) * ldx + first + c) = z;
+        }
+#pragma unroll
+        for (int k = 0; k + 2 < kRows; ++k) raw[k] = raw[k + 2];
+      }
+    }
+  }
+  __syncwarp();
+  return of_lane;
 }
 
 }  // namespace bhyt::cuda::few

@@ -22,7 +22,7 @@ void check_matrix(const char* op, const char* what, const Tensor& t, const Tenso
 void check_site(const char* op, const NormSite& s, const Tensor& x, const Tensor& stats, const Given* given, bool for_backward) {
   const std::int64_t c = x.cols(), n = x.rows();
   check(x.dtype == DType::f32 || x.dtype == DType::bf16, "[{}] expected fp32 or bf16, got {}", op, name_of(x.dtype));
-  check_vector(op, "gamma", s.gamma, c, s.beta || s.gate || for_backward);
+  check_vector(op, "gamma", s.gamma, c, s.gate || for_backward);
   check_vector(op, "beta", s.beta, c, false);
   check_vector(op, "scale", s.scale, 1, false);
   check_vector(op, "shift", s.shift, 1, false);

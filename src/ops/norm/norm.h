@@ -23,7 +23,7 @@ struct NormSite {
   float factor = 1;  // the constant part of a: 1/κ, 1/√ℓ
   float eps = 1e-5f;
   float out_factor = 1;  // constant, outside the map; of β too
-  Tensor gamma;          // [C]; empty = 1, without β and gate, forward only
+  Tensor gamma;          // [C]; empty = 1, without a gate, forward only
   Tensor beta;           // [C] or empty
   Tensor scale;          // λ or α, [1] or empty (= 1)
   Tensor shift;          // σ, [1] or empty

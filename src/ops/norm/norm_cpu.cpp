@@ -112,7 +112,10 @@ struct ShortTanhMap {
 template <class M, class T>
 BHYT_BOTH void map_loop(const T* x, T* z, std::int64_t c, RowScale s, float shift, const float* gamma, const float* beta) {
   const M map;
-  if (!gamma) {
+  if (!gamma && beta) {
+#pragma omp simd
+    for (std::int64_t j = 0; j < c; ++j) z[j] = from_float<T>(map.value(s.a * (to_float(x[j]) - s.mean) + shift) + beta[j]);
+  } else if (!gamma) {
 #pragma omp simd
     for (std::int64_t j = 0; j < c; ++j) z[j] = from_float<T>(map.value(s.a * (to_float(x[j]) - s.mean) + shift));
   } else if (beta) {
