@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(kThreads, 1) product_kernel(const In in, const
   using R = Ring<kSteps>;
   constexpr bool Raw = !in_shared(How), Follows = How == Rows::counted || How == Rows::held || How == Rows::kept;
   constexpr int kStep = Layout<W>::kStep, kStages = R::kStages;
-  extern __shared__ __align__(16) char memory[];
+  extern __shared__ __align__(128) char memory[];
   __shared__ float places[kWarps];
   __shared__ Counts<How> counts;
   __shared__ Factors known;
@@ -281,7 +281,7 @@ template <class R, class W, bool Whole, class Out>
 __global__ void __launch_bounds__(kThreads, 1) scaled_kernel(const In in, const WeightMatrix<W> w, const Out out) {
   using S = Scaled<W>;
   constexpr int kStep = Layout<W>::kStep, kStages = R::kStages, kBatch = kScaledBatch;
-  extern __shared__ __align__(16) char memory[];
+  extern __shared__ __align__(128) char memory[];
   __shared__ float places[kWarps], squares[kWarps][kRows];
   __shared__ Factors known;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = gridDim.x, columns = in.columns / kWarps, steps = columns / kStep;
@@ -348,7 +348,7 @@ __global__ void __launch_bounds__(kThreads, 1) scaled_kernel(const In in, const 
 
 // A block has a row.
 __global__ void __launch_bounds__(kThreads) norm_kernel(In in, const LinearOut<false> out) {
-  extern __shared__ __align__(16) char memory[];
+  extern __shared__ __align__(128) char memory[];
   __shared__ float places[kWarps];
   __shared__ Factors unused;
   bf16* const row = reinterpret_cast<bf16*>(memory);
