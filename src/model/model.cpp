@@ -148,8 +148,8 @@ void Model::repack(const Repack& how) {
     few = made.few;
     return made.sums;
   };
-  // int8 is rounded to steps of its row, by which β/γ is multiplied; others, to a part of their own size, which must stay in range.
-  const double most = how.weights == DType::i8 ? 1 : 1e12;
+  // β/γ multiplies how far off a weight is. int8 has one step for a row; in fp8 what is a 200,000th of a row's largest is zero.
+  const double most = how.weights == DType::i8 ? 1 : how.weights ? 1e6 : 1e12;
   const auto fold_of = [&](const NormSite& site, bool possible = true) {
     return Fold{site, how.fold && possible ? without_gain(site, most) : std::nullopt};
   };

@@ -198,6 +198,24 @@ TEST(FewRows, Fp8IsWhatManyRowsAreMultipliedBy) {
   }
 }
 
+// A bias measured in a gain of next to nothing would be lost with weights that fp8 makes zeros of.
+TEST(FewRows, Fp8LeavesAGainOfNextToNothing) {
+  BHYT_SKIP_WITHOUT_GPU();
+  Context& gpu = test::context_on(Device::cuda(0));
+  for (const auto& [gain, stays] : {std::pair{1e-6f, true}, {0.01f, false}}) {
+    const auto m = make_model(gpu, wide_config("layernorm", 64), DType::bf16);
+    const Parameter &weight = m->parameters().at("model.layers.1.input_layernorm.weight"),
+                    &bias = m->parameters().at("model.layers.1.input_layernorm.bias");
+    auto gamma = m->parameters().read_value(weight), beta = m->parameters().read_value(bias);
+    gamma[3] = gain, beta[3] = 0.5f;
+    m->parameters().write_value(weight, gamma.data());
+    m->parameters().write_value(bias, beta.data());
+    m->repack({.weights = DType::f8});
+    EXPECT_EQ(static_cast<bool>(m->blocks()[1].site1().gamma), stays) << gain;
+    EXPECT_FALSE(m->blocks()[0].site1().gamma);
+  }
+}
+
 // A tied head is rounded, the embedding stays.
 TEST(FewRows, ARoundedHeadIsNotTheEmbedding) {
   BHYT_SKIP_WITHOUT_GPU();

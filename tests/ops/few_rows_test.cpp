@@ -29,10 +29,11 @@ struct SiteValues {
   Stat stat;
   Map map = Map::id;
   bool gamma = false, beta = false, shift = false, gate = false;
+  float out_factor = 2.5f;
 };
 
-// Whether it is applied behind the product.
-bool goes_behind(const SiteValues& s) { return s.map == Map::id && !s.gamma && !s.gate; }
+// Whether it is applied behind the product: a β has no factor but its own there.
+bool goes_behind(const SiteValues& s) { return s.map == Map::id && !s.gamma && !s.gate && !(s.beta && s.out_factor != 1); }
 
 struct MadeSite {
   NormSite site;
@@ -56,7 +57,7 @@ struct MadeSite {
       site.scale = hold({scale = 1.5});
     }
     if (s.shift) site.shift = hold({shift = static_cast<double>(0.3f)});
-    if (!goes_behind(s) || !s.beta) site.out_factor = 2.5f;  // a β behind the product has no factor but its own
+    site.out_factor = s.out_factor;
   }
 
   // Of one row.
@@ -189,9 +190,10 @@ void check_norm_between_products(Context& ctx, const SiteValues& values, const F
 constexpr SiteValues kBetween[] = {
     {.name = "rms", .stat = Stat::rms},
     {.name = "rms, gain", .stat = Stat::rms, .gamma = true},
-    {.name = "rms, bias", .stat = Stat::rms, .beta = true},
+    {.name = "rms, bias", .stat = Stat::rms, .beta = true, .out_factor = 1},
+    {.name = "rms, bias, factor", .stat = Stat::rms, .beta = true},
     {.name = "mean and variance", .stat = Stat::mean_var},
-    {.name = "mean and variance, bias", .stat = Stat::mean_var, .beta = true},
+    {.name = "mean and variance, bias", .stat = Stat::mean_var, .beta = true, .out_factor = 1},
     {.name = "mean and variance, gain and bias", .stat = Stat::mean_var, .gamma = true, .beta = true},
     {.name = "tanh", .stat = Stat::rms, .map = Map::tanh},
     {.name = "tanh, shift", .stat = Stat::rms, .map = Map::tanh, .shift = true},

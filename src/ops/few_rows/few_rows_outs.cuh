@@ -1,6 +1,7 @@
 // What becomes of the products of few_rows.cu.
 #pragma once
 
+#include "ops/attention/paged.h"
 #include "ops/few_rows/few_rows.cuh"
 
 namespace bhyt::cuda::few {

@@ -1,7 +1,6 @@
 // The kernels of few_rows.cu.
 #pragma once
 
-#include "ops/few_rows/few_rows.h"
 #include "ops/few_rows/few_rows_outs.cuh"
 #include "ops/few_rows/few_rows_sources.cuh"
 #include "ops/few_rows/scaled_rows.cuh"
@@ -239,9 +238,9 @@ __global__ void __launch_bounds__(kThreads, 1) product_kernel(const In in, const
 #pragma unroll 1
   for (int i = 0; i < kStages; i += Batch) source.fetch(i);
   if constexpr (How == Rows::kept) bring_learned_near(in);
-  [[maybe_unused]] const Learned learned(in.site.p);
+  const Learned learned(in.site.p);
   wait_for_previous();
-  [[maybe_unused]] RowScale of_lane{};
+  RowScale of_lane{};
   if constexpr (How == Rows::kept) take_rows(in, x, ldx, known, places);
   if constexpr (How == Rows::held || How == Rows::held_bounded) of_lane = take_columns<How == Rows::held_bounded>(in, learned, x, ldx);
   const std::int64_t at = static_cast<std::int64_t>(warp) * steps * kStep + lane % 4 * Layout<W>::kLane;
@@ -279,7 +278,7 @@ __global__ void __launch_bounds__(kThreads, 1) product_kernel(const In in, const
   }
 }
 
-// The same for one or two rows and weights of one byte.
+// The same for one or two rows and weights of one byte; own_x: where this lane's columns lie, back: what their integers stand for.
 template <class S, class Source>
 __device__ __forceinline__ float4 multiply_scaled_tile(Source& source, const char* own_x, const float (&back)[kScaledRows], int steps,
                                                        int& stage) {
@@ -304,6 +303,7 @@ __device__ __forceinline__ float4 multiply_scaled_tile(Source& source, const cha
                      static_cast<float>(c[0][2] + c[1][2]) * back[0], static_cast<float>(c[0][3] + c[1][3]) * back[1]);
 }
 
+// Whole: the norm is applied to the rows before, not to their products.
 template <class R, class W, bool Whole, class Out>
 __global__ void __launch_bounds__(kThreads, 1) scaled_kernel(const In in, const WeightMatrix<W> w, const Out out) {
   using S = Scaled<W>;
