@@ -148,7 +148,7 @@ void Model::repack(const Repack& how) {
     few = made.few;
     return made.sums;
   };
-  // β/γ multiplies how far off a weight is. int8 has one step for a row; in fp8 what is a 200,000th of a row's largest is zero.
+  // β/γ multiplies how far off a weight is. int8 has one step for a row; in fp8 what is below a 450,000th of a row's largest is zero.
   const double most = how.weights == DType::i8 ? 1 : how.weights ? 1e6 : 1e12;
   const auto fold_of = [&](const NormSite& site, bool possible = true) {
     return Fold{site, how.fold && possible ? without_gain(site, most) : std::nullopt};

@@ -87,12 +87,7 @@ TEST(Repack, AGainOfNextToNothingStays) {
   const ModelConfig c = small_config("layernorm", 3);
   const auto with_gain = [&](float gain) {
     auto m = make_model(ctx, c);
-    const Parameter &weight = m->parameters().at("model.layers.1.input_layernorm.weight"),
-                    &bias = m->parameters().at("model.layers.1.input_layernorm.bias");
-    auto gamma = m->parameters().read_value(weight), beta = m->parameters().read_value(bias);
-    gamma[3] = gain, beta[3] = 0.5f;
-    m->parameters().write_value(weight, gamma.data());
-    m->parameters().write_value(bias, beta.data());
+    set_layernorm(*m, 3, gain, 0.5f);
     return m;
   };
   const auto keeps_gain = [&](float gain, const Model::Repack& how) {

@@ -67,6 +67,16 @@ inline std::unique_ptr<Model> make_model(Context& ctx, const ModelConfig& c, DTy
   return m;
 }
 
+// One column of a LayerNorm, of the second layer's first site.
+inline void set_layernorm(Model& m, std::size_t column, float gain, float bias) {
+  for (const auto& [name, value] : {std::pair{"weight", gain}, {"bias", bias}}) {
+    const Parameter& p = m.parameters().at(std::string("model.layers.1.input_layernorm.") + name);
+    auto values = m.parameters().read_value(p);
+    values[column] = value;
+    m.parameters().write_value(p, values.data());
+  }
+}
+
 // Every parameter's values by name, as the reference model takes them.
 inline std::map<std::string, std::vector<double>> weights_of(const Model& m) {
   std::map<std::string, std::vector<double>> w;

@@ -48,15 +48,20 @@ std::vector<double> through(const SitePlan& plan, const std::vector<double>& x, 
 TEST(NormProperties, NoGammaIsOne) {
   for (Context& ctx : test::contexts())
     for (const DType type : {DType::f32, DType::bf16})
-      for (const std::int64_t c : {7, 64})
+      for (const std::int64_t c : {7, 64, 1000})
         for (const Map map : {Map::id, Map::tanh, Map::erf})
           for (const Stat stat : {Stat::none, Stat::rms, Stat::mean_var}) {
+            SCOPED_TRACE(
+                fmt::format("{} {} columns, map {}, statistic {}", name_of(type), c, static_cast<int>(map), static_cast<int>(stat)));
             const OwnedTensor x = make_tensor(ctx, type, {3, c}, draw({{"x", {3, c}}}, type).at("x")), z = make_tensor(ctx, type, {3, c}),
                               plain = make_tensor(ctx, type, {3, c}),
-                              ones = make_tensor(ctx, DType::f32, {c}, std::vector<double>(static_cast<std::size_t>(c), 1.0));
-            norm(ctx, {.stat = stat, .map = map, .gamma = ones}, {.x = x, .z = z});
-            norm(ctx, {.stat = stat, .map = map}, {.x = x, .z = plain});
-            EXPECT_EQ(to_doubles(ctx, z), to_doubles(ctx, plain));
+                              ones = make_tensor(ctx, DType::f32, {c}, std::vector<double>(static_cast<std::size_t>(c), 1.0)),
+                              some = make_tensor(ctx, DType::f32, {c}, draw({{"beta", {c}}}, DType::f32).at("beta"));
+            for (const Tensor& beta : {Tensor{}, some.t}) {
+              norm(ctx, {.stat = stat, .map = map, .gamma = ones, .beta = beta}, {.x = x, .z = z});
+              norm(ctx, {.stat = stat, .map = map, .beta = beta}, {.x = x, .z = plain});
+              EXPECT_EQ(to_doubles(ctx, z), to_doubles(ctx, plain)) << (beta ? "with a bias" : "");
+            }
           }
 }
 
