@@ -84,9 +84,7 @@ void product_of(Context& ctx, const FewRows& rows, const Tensor& w, int tiles, c
   if (scaled<W>(ctx, in, w, tiles, whole, out)) return;
   if (in.normed ? in.after && in.moments : often) return launch<W, Rows::held>(ctx, in, w, tiles, out);
   if constexpr (Out::kAfterNorms) {
-    if (in.moments && only_bounds(in.site))
-      return in.rows > kVeryFewRows ? launch<W, Rows::held_bounded>(ctx, in, w, tiles, out)
-                                    : launch<W, Rows::bounded>(ctx, in, w, tiles, out);
+    if (in.moments && only_bounds(in.site)) return launch<W, Rows::held_bounded>(ctx, in, w, tiles, out);
     if (in.after && !one_factor && !often) return launch<W, Rows::counted>(ctx, in, w, tiles, out);
   }
   if (whole || often)

@@ -100,12 +100,6 @@ struct Learned {
   float scale, shift;
   __device__ __forceinline__ explicit Learned(const NormParams& p) : scale(value_or(p.scale, 1.f)), shift(value_or(p.shift, 0.f)) {}
 };
-__device__ __forceinline__ RowScale row_scale(NormParams p, RowStats s, const Learned& learned) {
-  p.scale = nullptr;
-  RowScale r = bhyt::row_scale(p, s);
-  r.a *= learned.scale;
-  return r;
-}
 
 __device__ __forceinline__ void rotate(float (&v)[8]) {
   const float first = v[0];
@@ -134,9 +128,8 @@ __device__ __forceinline__ float row_sum(float v, int group, float* places) {
 enum class Rows {
   plain,         // as they come, beside the weights; the scale of an rms norm may follow the product, from squares counted on the way
   counted,       // the same for all norms that may follow
-  bounded,       // tanh of what comes, by a scale made of the rows' moments
   held,          // in shared memory for many tiles, as they come; a norm may follow that is made of their moments
-  held_bounded,  // in shared memory, bounded
+  held_bounded,  // in shared memory, the tanh of rows scaled by what is made of their moments
   kept           // in shared memory, normed by any norm, or for any that may follow
 };
 constexpr bool in_shared(Rows how) { return how == Rows::held || how == Rows::held_bounded || how == Rows::kept; }
@@ -339,7 +332,7 @@ __device__ __forceinline__ void take_rows(const In& in, bf16* shared, int ld, Fa
   const RowStats s = in.moments ? stats_of<32>(in, row, mine) : count_rows(in, z, group, end, pivot, places);
   const bool first = threadIdx.x % group == 0;
   if (mine && first && blockIdx.x == 0) keep_stats(p, row, s, 0.f);
-  const RowScale scale = row_scale(p, s, learned);
+  const RowScale scale = row_scale(p, s, learned.scale, 0.f);
   if (in.after) {
     if (mine && first) factors.scale[row] = scale.a * p.out_factor, factors.mean[row] = scale.mean;
   } else if (mine) {
@@ -354,15 +347,15 @@ __device__ __forceinline__ RowScale scale_of_lane(const In& in, const Learned& l
   const bool live = row < in.rows;
   const RowStats s = stats_of<4>(in, live ? row : 0, live);
   if (keep && live && threadIdx.x % 4 == 0) keep_stats(in.site.p, row, s, 0.f);
-  return row_scale(in.site.p, s, learned);
+  return row_scale(in.site.p, s, learned.scale, 0.f);
 }
 
 // Eight of a row, bounded.
-__device__ __forceinline__ uint4 bounded(const In& in, const uint4& raw, float scale, float shift) {
+__device__ __forceinline__ uint4 bounded(const uint4& raw, float scale, float shift) {
   float v[8];
   Vec<bf16>::unpack(raw, v);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) v[i] = in.site.p.out_factor * HardTanhMap::value(fmaf(scale, v[i], shift));
+  for (int i = 0; i < 8; ++i) v[i] = HardTanhMap::value(fmaf(scale, v[i], shift));
   return Vec<bf16>::pack(v);
 }
 
@@ -381,23 +374,20 @@ __device__ __forceinline__ RowScale take_columns(const In& in, const Learned& le
     for (int r = 0; r < kRows; ++r)
       raw[r] = mine && r < in.rows ? __ldcg(reinterpret_cast<const uint4*>(in.x + r * in.ld + first + c)) : make_uint4(0, 0, 0, 0);
     if (begin == 0 && in.moments) of_lane = scale_of_lane(in, learned, blockIdx.x == 0 && threadIdx.x < 32);
-    if constexpr (!Bounded) {
+    uint4* const own = reinterpret_cast<uint4*>(shared + first + c);
 #pragma unroll
-      for (int r = 0; r < kRows; ++r)
-        if (mine && r < in.rows) *reinterpret_cast<uint4*>(shared + r * ldx + first + c) = raw[r];
-    } else {
+    for (int r = 0; r < kRows; ++r)
+      if (mine && r < in.rows) own[r * ldx / 8] = raw[r];
+    if constexpr (Bounded)
 #pragma unroll 1
       for (int r = 0; r < in.rows; r += 2) {  // two at a time: one would wait for itself
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          const float scale = __shfl_sync(0xffffffffu, of_lane.a, 4 * (r + k));
-          const uint4 z = bounded(in, raw[k], scale, learned.shift);
-          if (mine && r + k < in.rows) *reinterpret_cast<uint4*>(shared + (r + k) * ldx + first + c) = z;
-        }
-#pragma unroll
-        for (int k = 0; k + 2 < kRows; ++k) raw[k] = raw[k + 2];
+        const int other = min(r + 1, in.rows - 1);
+        const float scales[2] = {__shfl_sync(0xffffffffu, of_lane.a, 4 * r), __shfl_sync(0xffffffffu, of_lane.a, 4 * other)};
+        if (!mine) continue;
+        const uint4 z = bounded(own[r * ldx / 8], scales[0], learned.shift), z1 = bounded(own[other * ldx / 8], scales[1], learned.shift);
+        own[r * ldx / 8] = z;
+        if (r + 1 < in.rows) own[other * ldx / 8] = z1;
       }
-    }
   }
   __syncwarp();
   return of_lane;

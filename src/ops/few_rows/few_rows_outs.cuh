@@ -9,14 +9,27 @@ namespace bhyt::cuda::few {
 // Where a lane's four sums belong: rows low + row and high + row of w, rows `at` and at + 1 of x.
 struct Lane {
   int row = static_cast<int>(threadIdx.x) % 32 / 4, at = static_cast<int>(threadIdx.x) % 4 * 2;
+  // The row of x that may be read for row at + e of n.
+  __device__ __forceinline__ int row_of(int e, int n) const { return min(at + e, n - 1); }
+};
+// OfRows of an Out that needs nothing of them.
+struct Nothing {
+  template <class Out>
+  __device__ explicit Nothing(const Out&) {}
+  template <class Out>
+  __device__ void ask(const Out&, int) {}
+  __device__ void settle() {}
 };
 
-// What becomes of a tile's sums. ask() begins to load what store() needs beside them, before they are known. kAfterNorms: the products come
-// after norms of the stream.
+// What becomes of a tile's sums. OfRows is what an Out needs of a lane's rows of x: made of what is learned before the previous kernel has
+// ended; ask() begins to load what that one wrote; settle() computes with it, while other warps still multiply. Out's ask() begins to load
+// what store() needs beside the sums of a tile, before they are known. Loads do not depend on whether a row is there, or one would wait for
+// the other. kAfterNorms: the products come after norms of the stream.
 
 // q, k and v: the two halves of a head's rotation are the lower and the upper rows of a tile.
 struct QkvOut {
   static constexpr bool kAfterNorms = true;
+  static constexpr int kPage = static_cast<int>(kPageTokens);
   bf16 *q, *pages;
   std::int64_t ldq, ld_pages;
   const float* rope;
@@ -24,29 +37,37 @@ struct QkvOut {
   int table_width, heads, kv_heads, d;
 
   __device__ TileRows rows(int tile) const { return tile_rows(tile, d); }
+  struct OfRows {
+    int positions[2] = {}, sequences[2] = {};
+
+    __device__ explicit OfRows(const QkvOut&) {}
+    __device__ __forceinline__ void ask(const QkvOut& out, int n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int i = Lane().row_of(e, n);
+        positions[e] = out.positions[i], sequences[e] = out.sequences[i];
+      }
+    }
+    __device__ void settle() {}
+  };
   struct Asked {
     float cosine[2], sine[2];
-    std::int64_t at[2];  // rows of the pages
+    std::int32_t page[2];
   };
-  __device__ Asked ask(int tile, int n) const {
+  __device__ Asked ask(int tile, int, const OfRows& of) const {
     const Lane lane;
     const int per_head = d / kTile, head = tile / per_head, j = tile % per_head * 8 + lane.row;
-    constexpr int kPage = static_cast<int>(kPageTokens);
     Asked a{};
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const int i = lane.at + e;
-      if (i >= n) break;
-      const int position = positions[i];
+      const int position = of.positions[e];
       const float* const turns = rope + static_cast<std::int64_t>(position) * d + j;
       if (head < heads + kv_heads) a.cosine[e] = turns[0], a.sine[e] = turns[d / 2];
-      if (head >= heads)
-        a.at[e] = static_cast<std::int64_t>(table[static_cast<std::int64_t>(sequences[i]) * table_width + position / kPage]) * kPage +
-                  position % kPage;
+      if (head >= heads) a.page[e] = table[static_cast<std::int64_t>(of.sequences[e]) * table_width + position / kPage];
     }
     return a;
   }
-  __device__ void store(int tile, const float (&c)[4], int n, const Asked& a) const {
+  __device__ void store(int tile, const float (&c)[4], int n, const OfRows& of, const Asked& a) const {
     const Lane lane;
     const int per_head = d / kTile, head = tile / per_head, j = tile % per_head * 8 + lane.row;
 #pragma unroll
@@ -60,7 +81,8 @@ struct QkvOut {
         low = turned;
       }
       bf16* to = head < heads ? q + i * ldq + static_cast<std::int64_t>(head) * d
-                              : pages + a.at[e] * ld_pages + static_cast<std::int64_t>(head - heads) * d;
+                              : pages + (static_cast<std::int64_t>(a.page[e]) * kPage + of.positions[e] % kPage) * ld_pages +
+                                    static_cast<std::int64_t>(head - heads) * d;
       to += j;
       store1(to, low);
       store1(to + d / 2, high);
@@ -83,35 +105,53 @@ struct LinearOut {
   __device__ TileRows rows(int tile) const {
     return {static_cast<std::int64_t>(tile) * kTile, static_cast<std::int64_t>(tile) * kTile + 8};
   }
+  // What z of a lane's rows is made with, of a norm without a statistic, or with one that is given.
+  struct Scales {
+    const NormParams& p;
+    Learned learned;
+    float ms_correction = 0, constant = 0, ms[2] = {}, scale[2] = {};
+
+    __device__ __forceinline__ explicit Scales(const LinearOut& out) : p(out.site.p), learned(p) {
+      if (p.stat != Stat::given) return;
+      ms_correction = value_or(p.ms_correction, 0.f);
+      constant = value_or(p.constant_correction, 1.f) * *p.constant;
+    }
+    __device__ __forceinline__ void ask(const LinearOut&, int n) {
+      if (p.stat == Stat::given)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) ms[e] = p.ms[Lane().row_of(e, n)];
+    }
+    __device__ __forceinline__ void settle() {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float unit = p.stat == Stat::given ? rsqrtf(given_square(p, ms[e], ms_correction, constant) + p.eps) : 1.f;
+        scale[e] = p.factor * learned.scale * unit;
+      }
+    }
+  };
+  using OfRows = std::conditional_t<Normed, Scales, Nothing>;
   struct Asked {
     bf16 residual[4];  // widened at last: that would wait for them
-    float gamma[2], beta[2], shift;
-    RowScale scale[2];
+    float gamma[2], beta[2];
   };
-  __device__ Asked ask(int tile, int n) const {
+  __device__ Asked ask(int tile, int n, const OfRows&) const {
     const Lane lane;
     Asked a{};
     const int column = tile * kTile + lane.row;
     [[maybe_unused]] const NormParams& p = site.p;
-    if constexpr (Normed) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
+    for (int half = 0; half < 2; ++half) {
+      if constexpr (Normed) {
         a.gamma[half] = p.gamma ? p.gamma[column + 8 * half] : 1.f;
         a.beta[half] = p.beta ? p.beta[column + 8 * half] : 0.f;
       }
-      a.shift = value_or(p.shift, 0.f);
-    }
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int i = lane.at + e;
-      if (i >= n) break;
       if (residual)
-        for (int half = 0; half < 2; ++half) a.residual[2 * half + e] = residual[i * ld_residual + column + 8 * half];
-      if constexpr (Normed) a.scale[e] = row_scale(p, kept_stats(p, i));
+#pragma unroll
+        for (int e = 0; e < 2; ++e) a.residual[2 * half + e] = residual[lane.row_of(e, n) * ld_residual + column + 8 * half];
     }
     return a;
   }
-  __device__ void store(int tile, const float (&c)[4], int n, const Asked& a) const {
+  __device__ void store(int tile, const float (&c)[4], int n, [[maybe_unused]] const OfRows& of, const Asked& a) const {
     const Lane lane;
     float v[4];
 #pragma unroll
@@ -122,9 +162,10 @@ struct LinearOut {
         v[2 * half + e] = rounded<bf16>(c[2 * half + e] + to_float(a.residual[2 * half + e]));
         if (i >= n) continue;
         store1(y + i * ldy + column, v[2 * half + e]);
-        if constexpr (!Normed) continue;
-        const float f = mapped(site.map, fmaf(a.scale[e].a, v[2 * half + e] - a.scale[e].mean, a.shift));
-        store1(z + i * ldz + column, site.p.out_factor * fmaf(a.gamma[half], f, a.beta[half]));
+        if constexpr (Normed) {
+          const float f = mapped(site.map, fmaf(of.scale[e], v[2 * half + e], of.learned.shift));
+          store1(z + i * ldz + column, site.p.out_factor * fmaf(a.gamma[half], f, a.beta[half]));
+        }
       }
     if constexpr (!Normed)
       if (moments) keep_moments(tile, v, n);
@@ -172,9 +213,10 @@ struct SwigluOut {
   std::int64_t ld, width;
 
   __device__ TileRows rows(int tile) const { return {static_cast<std::int64_t>(tile) * 8, width + static_cast<std::int64_t>(tile) * 8}; }
+  using OfRows = Nothing;
   struct Asked {};
-  __device__ Asked ask(int, int) const { return {}; }
-  __device__ void store(int tile, const float (&c)[4], int n, Asked) const {
+  __device__ Asked ask(int, int, OfRows) const { return {}; }
+  __device__ void store(int tile, const float (&c)[4], int n, OfRows, Asked) const {
     const Lane lane;
 #pragma unroll
     for (int e = 0; e < 2; ++e)
@@ -193,9 +235,10 @@ struct LogitsOut {
     const std::int64_t low = min(static_cast<std::int64_t>(tile) * kTile, vocab - kTile);
     return {low, low + 8};
   }
+  using OfRows = Nothing;
   struct Asked {};
-  __device__ Asked ask(int, int) const { return {}; }
-  __device__ void store(int tile, const float (&c)[4], int n, Asked) const {
+  __device__ Asked ask(int, int, OfRows) const { return {}; }
+  __device__ void store(int tile, const float (&c)[4], int n, OfRows, Asked) const {
     const Lane lane;
 #pragma unroll
     for (int e = 0; e < 4; ++e)

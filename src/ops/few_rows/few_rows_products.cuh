@@ -130,7 +130,7 @@ __device__ __forceinline__ RowScale counted_scale(const In& in, const Learned& l
   for (int k = 0; k < kWarps; ++k) s.s0 += counts.squares[k][row], s.s1 += counts.sums[k][row];
   s = about(s, pivot, is_centred(in.site.p.stat), in.columns);
   if (keep && row < in.rows && threadIdx.x % 4 == 0) keep_stats(in.site.p, row, s, 0.f);
-  return row_scale(in.site.p, s, learned);
+  return row_scale(in.site.p, s, learned.scale, 0.f);
 }
 
 // What follows the products of a lane's rows of x.
@@ -165,12 +165,13 @@ struct Asked {
   typename Out::Asked more = {};
 
   __device__ __forceinline__ Asked() = default;
-  __device__ __forceinline__ Asked(const In& in, const float* of_rows, const Out& out, int tile) : more(out.ask(tile, in.rows)) {
+  __device__ __forceinline__ Asked(const In& in, const float* of_weights, const Out& out, const typename Out::OfRows& of_rows, int tile)
+      : more(out.ask(tile, in.rows, of_rows)) {
     const TileRows rows = out.rows(tile);
     const std::int64_t at[2] = {rows.low + Lane().row, rows.high + Lane().row};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if constexpr (Layout<W>::kBytes) scales[half] = of_rows[at[half]];
+      if constexpr (Layout<W>::kBytes) scales[half] = of_weights[at[half]];
       if constexpr (Follows) {
         if (in.sums) sums[half] = in.sums[at[half]];
         if (in.biases) biases[half] = in.biases[at[half]];
@@ -190,21 +191,14 @@ struct Asked {
   }
 };
 
-// A warp's sums of a tile of w over its eighth of the columns; scale and shift: of the rows that are bounded on the way.
+// A warp's sums of a tile of w over its eighth of the columns.
 template <class W, Rows How, int Batch, class Source>
-__device__ __forceinline__ float4 multiply_tile(const In& in, Source& source, Columns<W, How, Batch>& columns, Counter<How>& counter,
-                                                float scale, float shift, int steps, int& stage) {
+__device__ __forceinline__ float4 multiply_tile(Source& source, Columns<W, How, Batch>& columns, Counter<How>& counter, int steps, int& stage) {
   float c[2][4] = {};
 #pragma unroll 1
   for (int s = 0; s < steps; s += Batch, stage = stage + Batch == source.ring.kStages ? 0 : stage + Batch) {
     uint4 b[Batch][Layout<W>::kXChunks];
     columns.take(s, b);
-    if constexpr (How == Rows::bounded)
-#pragma unroll
-      for (int k = 0; k < Batch * Layout<W>::kXChunks; ++k) {
-        uint4& piece = b[k / Layout<W>::kXChunks][k % Layout<W>::kXChunks];
-        piece = bounded(in, piece, scale, shift);
-      }
     if constexpr (Counts<How>::kCounts)
       if (counter.on) counter.add(b);
     source.wait(stage);
@@ -239,28 +233,34 @@ __global__ void __launch_bounds__(kThreads, 1) product_kernel(const In in, const
   for (int i = 0; i < kStages; i += Batch) source.fetch(i);
   if constexpr (How == Rows::kept) bring_learned_near(in);
   const Learned learned(in.site.p);
+  typename Out::OfRows of_rows(out);
   wait_for_previous();
+  if constexpr (!Raw) of_rows.ask(out, in.rows);
   RowScale of_lane{};
   if constexpr (How == Rows::kept) take_rows(in, x, ldx, known, places);
   if constexpr (How == Rows::held || How == Rows::held_bounded) of_lane = take_columns<How == Rows::held_bounded>(in, learned, x, ldx);
   const std::int64_t at = static_cast<std::int64_t>(warp) * steps * kStep + lane % 4 * Layout<W>::kLane;
   Columns<W, How, Batch> columns((Raw ? in.x + lane / 4 * in.ld : x + lane / 4 * ldx) + at, lane / 4 < in.rows, steps);
 
-  if constexpr (How == Rows::bounded) of_lane = scale_of_lane(in, learned, blockIdx.x == 0 && warp == 0);
   Counter<How> counter(in);
   Behind behind;
+  if constexpr (How == Rows::held_bounded) behind.factors[0] = behind.factors[1] = in.site.p.out_factor;
   int stage = 0;
   for (int first = blockIdx.x; first < w.tiles; first += w.round * stride) {
     // The warps below `round` make the sums of one tile each.
     const int own = first + warp * stride;
     const bool finishes = warp < w.round && own < w.tiles;
     Asked<W, Follows, Out> asked;
-    if (finishes) asked = {in, w.scales, out, own};
+    if (finishes) {
+      if constexpr (Raw) of_rows.ask(out, in.rows);
+      asked = {in, w.scales, out, of_rows, own};
+    }
     for (int r = 0; r < w.round && first + r * stride < w.tiles; ++r) {
-      partial[(r * kWarps + warp) * 32 + lane] = multiply_tile(in, source, columns, counter, of_lane.a, learned.shift, steps, stage);
+      partial[(r * kWarps + warp) * 32 + lane] = multiply_tile(source, columns, counter, steps, stage);
       if constexpr (Counts<How>::kCounts)
         if (counter.on) counter.keep(counts);
     }
+    if (finishes) of_rows.settle();
     __syncthreads();
     if (finishes) {
       float c[4];
@@ -272,7 +272,7 @@ __global__ void __launch_bounds__(kThreads, 1) product_kernel(const In in, const
         if constexpr (How == Rows::kept) behind.take(in, known);
       }
       asked.finish(c, behind);
-      out.store(own, c, in.rows, asked.more);
+      out.store(own, c, in.rows, of_rows, asked.more);
     }
     __syncthreads();
   }
@@ -321,7 +321,9 @@ __global__ void __launch_bounds__(kThreads, 1) scaled_kernel(const In in, const 
 #pragma unroll 1
   for (int i = 0; i < kStages; i += kBatch) source.fetch(i);
   if constexpr (Whole) bring_learned_near(in);
+  typename Out::OfRows of_rows(out);
   wait_for_previous();
+  of_rows.ask(out, in.rows);
   if constexpr (Whole) take_rows(in, x, ldx, known, places);
   float back[kScaledRows] = {};
   scale_rows<W, Whole>(in, x, ldx, lines, back, squares);
@@ -333,10 +335,11 @@ __global__ void __launch_bounds__(kThreads, 1) scaled_kernel(const In in, const 
     const int own = first + warp * stride;
     const bool finishes = warp < w.round && own < w.tiles;
     Asked<W, Whole, Out> asked;
-    if (finishes) asked = {in, w.scales, out, own};
+    if (finishes) asked = {in, w.scales, out, of_rows, own};
     for (int r = 0; r < w.round && first + r * stride < w.tiles; ++r) {
       partial[(r * kWarps + warp) * 32 + lane] = multiply_scaled_tile<S>(source, own_x, back, steps, stage);
     }
+    if (finishes) of_rows.settle();
     __syncthreads();
     if (finishes) {
       float c[4];
@@ -349,7 +352,7 @@ __global__ void __launch_bounds__(kThreads, 1) scaled_kernel(const In in, const 
           behind.take(in, squares, own == 0);
       }
       asked.finish(c, behind);
-      out.store(own, c, in.rows, asked.more);
+      out.store(own, c, in.rows, of_rows, asked.more);
     }
     __syncthreads();
   }

@@ -88,9 +88,12 @@ BHYT_BOTH void keep_stats(const NormParams& p, std::int64_t row, RowStats s, flo
   if (p.aux != 0) p.exact[row] = exact;
 }
 
-// s̃² from the mean square of the block's input.
+// s̃² from the mean square of the block's input; constant: C times its correction.
+BHYT_BOTH float given_square(const NormParams& p, float ms, float ms_correction, float constant) {
+  return p.calibration * (ms * (1 + ms_correction) + constant);
+}
 BHYT_BOTH float given_square(const NormParams& p, float ms) {
-  return p.calibration * (ms * (1 + value_or(p.ms_correction, 0)) + value_or(p.constant_correction, 1) * *p.constant);
+  return given_square(p, ms, value_or(p.ms_correction, 0), value_or(p.constant_correction, 1) * *p.constant);
 }
 
 // What is shown of a row to those who look: its statistic, approximated where it is given.
@@ -100,17 +103,21 @@ BHYT_BOTH float shown_statistic(const NormParams& p, RowStats s) { return p.stat
 struct RowScale {
   float a, mean, unit;
 };
-BHYT_BOTH RowScale row_scale(const NormParams& p, RowStats s) {
-  const float k = p.factor * value_or(p.scale, 1);
+// learned: the scale; given: s̃², where the statistic is given.
+BHYT_BOTH RowScale row_scale(const NormParams& p, RowStats s, float learned, float given) {
+  const float k = p.factor * learned;
   float unit = 1;
   switch (p.stat) {
     case Stat::none: break;
     case Stat::rms:
     case Stat::mean_var: unit = inverse_root(s.s0 + p.eps); break;
     case Stat::mean_std: unit = 1 / (std::sqrt(s.s0 + p.eps) + p.factor * std::fabs(s.s1)); break;
-    case Stat::given: unit = inverse_root(given_square(p, s.s0) + p.eps); break;
+    case Stat::given: unit = inverse_root(given + p.eps); break;
   }
   return {k * unit, p.stat == Stat::mean_var ? s.s1 : 0, unit};
+}
+BHYT_BOTH RowScale row_scale(const NormParams& p, RowStats s) {
+  return row_scale(p, s, value_or(p.scale, 1), p.stat == Stat::given ? given_square(p, s.s0) : 0);
 }
 
 // Per-row sums of the backward over the columns: Σ du·(x − mean), Σ du.
