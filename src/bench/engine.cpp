@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <functional>
+#include <iterator>
 #include <utility>
 
 #include "bench/products.h"
@@ -32,6 +34,20 @@ double seconds_of(Engine& engine, std::vector<Request> requests) {
   return seconds_now() - start;
 }
 
+// Until all answers have so many tokens, for each of these lengths; the last one is all of them.
+std::vector<double> seconds_until(Engine& engine, std::vector<Request> requests, const std::vector<std::int64_t>& lengths) {
+  const double start = seconds_now();
+  std::vector<Answer> answers = engine.submit_all(std::move(requests));
+  std::vector<double> seconds;
+  for (std::int64_t had = 0; const std::int64_t length : lengths) {
+    for (Answer& a : answers)
+      for (std::int64_t i = had; i < length; ++i) (void)a.next();
+    had = length;
+    seconds.push_back(seconds_now() - start);
+  }
+  return seconds;
+}
+
 // What the model alone takes for prompts and for the tokens behind them, each by itself.
 struct OwnRates {
   double prompt = 0, decode = 0;  // tokens per second
@@ -56,36 +72,42 @@ OwnRates own_rates(const Settings& s, const Model& model, std::int64_t prompt, s
   return rates;
 }
 
-// Trials of `timed` batches each, after some that nobody times.
-Result generation(const Settings& s, const Model& model, std::int64_t new_tokens) {
-  std::vector<double> rates;
-  const double tokens = static_cast<double>(s.batch * new_tokens);
+// Trials of `timed` batches each, after some that nobody times. The shorter answers are how the longest begin.
+std::vector<Result> generation(const Settings& s, const Model& model) {
+  std::vector<std::int64_t> lengths = s.new_tokens;
+  std::ranges::sort(lengths);
+  std::vector<std::vector<double>> rates(lengths.size());
   {
-    const std::int64_t pages = s.batch * KvPages::pages_for(s.seq + new_tokens);
+    const std::int64_t pages = s.batch * KvPages::pages_for(s.seq + lengths.back());
     Engine engine(s.ctx, model, {.pages = pages, .sequences = s.batch});
     Rng rng(1);
     const auto batch = [&] {
       std::vector<Request> requests;
       for (std::int64_t i = 0; i < s.batch; ++i)
-        requests.push_back({.prompt = fresh_prompt(s.seq, s.model.vocab, rng), .max_tokens = new_tokens});
-      return seconds_of(engine, std::move(requests));
+        requests.push_back({.prompt = fresh_prompt(s.seq, s.model.vocab, rng), .max_tokens = lengths.back()});
+      return seconds_until(engine, std::move(requests), lengths);
     };
     for (int i = 0; i < s.warmup; ++i) (void)batch();
     for (int r = 0; r < s.reps; ++r) {
-      double spent = 0;
-      for (int i = 0; i < s.timed; ++i) spent += batch();
-      rates.push_back(tokens * s.timed / spent);
+      std::vector<double> spent(lengths.size());
+      for (int i = 0; i < s.timed; ++i) std::ranges::transform(spent, batch(), spent.begin(), std::plus<>());
+      for (std::size_t n = 0; n < lengths.size(); ++n) rates[n].push_back(static_cast<double>(s.batch * lengths[n] * s.timed) / spent[n]);
     }
   }
-  const Spread spread = spread_of(rates);
-  const OwnRates own = own_rates(s, model, s.seq, s.batch, s.seq + new_tokens / 2);
-  Result r{.test = fmt::format("generation {} {}×{}+{} {}{}", model_name(s), s.batch, s.seq, new_tokens, s.model.norm.method, s.rounded()),
-           .tok_s = spread.mean,
-           .ms = tokens / spread.mean * 1e3,
-           .limit = own.tok_s(static_cast<double>(s.batch * s.seq), tokens),
-           .limit_name = "prompts and tokens at their own rates"};
-  r.rates = spread;
-  return r;
+  std::vector<Result> results;
+  for (std::size_t n = 0; n < lengths.size(); ++n) {
+    const auto tokens = static_cast<double>(s.batch * lengths[n]);
+    const Spread spread = spread_of(rates[n]);
+    const OwnRates own = own_rates(s, model, s.seq, s.batch, s.seq + lengths[n] / 2);
+    results.push_back(
+        {.test = fmt::format("generation {} {}×{}+{} {}{}", model_name(s), s.batch, s.seq, lengths[n], s.model.norm.method, s.rounded()),
+         .tok_s = spread.mean,
+         .ms = tokens / spread.mean * 1e3,
+         .limit = own.tok_s(static_cast<double>(s.batch * s.seq), tokens),
+         .limit_name = "prompts and tokens at their own rates"});
+    results.back().rates = spread;
+  }
+  return results;
 }
 
 }  // namespace
@@ -98,7 +120,7 @@ std::vector<Result> bench_generation(const Settings& s) {
     allow(one.model, s.seq + *std::ranges::max_element(s.new_tokens));
     const auto model = make_model(one);
     model->repack(s.repack);
-    for (const std::int64_t n : s.new_tokens) results.push_back(generation(one, *model, n));
+    std::ranges::move(generation(one, *model), std::back_inserter(results));
   };
   if (s.all_methods)
     for (const Method& m : methods()) measure(std::string(m.name));

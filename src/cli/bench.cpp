@@ -206,7 +206,7 @@ void add_options(CLI::App& app, BenchFlags& f) {
   app.add_flag("--json", f.json, "a JSON list, one object per measurement");
   app.add_flag("--markdown", f.markdown, "prompt and decode: a table like llama-bench's behind the figures");
   app.add_option("--reps", f.reps, "repetitions; figures are medians, generation's means")->capture_default_str()->check(between(1, 1000));
-  app.add_option("--new-tokens", f.new_tokens, "generation: answers of these lengths")
+  app.add_option("--new-tokens", f.new_tokens, "generation: answers of these lengths; the shorter ones are how the longest begin")
       ->delimiter(',')
       ->capture_default_str()
       ->check(between(1))

@@ -2,7 +2,16 @@
 // (mbarrier) that say when they are there. Barriers are given by their address in shared memory.
 #pragma once
 
+#include <cstdint>
+
 namespace bhyt::cuda {
+
+// Of memory that is read once: it leaves the second-level cache first, so that what every step reads stays there.
+__device__ __forceinline__ std::uint64_t evict_first() {
+  std::uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
 
 #if __CUDA_ARCH__ >= 900
 
@@ -33,6 +42,11 @@ __device__ __forceinline__ void barrier_wait(unsigned barrier, int parity) {
 __device__ __forceinline__ void load_bytes(unsigned to, const void* from, int bytes, unsigned barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes),
                "r"(barrier)
+               : "memory");
+}
+__device__ __forceinline__ void load_bytes(unsigned to, const void* from, int bytes, unsigned barrier, std::uint64_t policy) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
                : "memory");
 }
 

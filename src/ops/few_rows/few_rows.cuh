@@ -62,8 +62,8 @@ __device__ __forceinline__ TileRows tile_rows(int tile, std::int64_t span) {
 }
 
 // Sixteen bytes to shared memory; what follows up to 256 comes near, for the next steps ask for it.
-__device__ __forceinline__ void fetch16_of_256(unsigned to, const void* from) {
-  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+__device__ __forceinline__ void fetch16_of_256(unsigned to, const void* from, std::uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(policy) : "memory");
 }
 __device__ __forceinline__ uint4 read16(unsigned at) {
   uint4 v;

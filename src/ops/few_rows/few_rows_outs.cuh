@@ -109,13 +109,14 @@ struct LinearOut {
   struct Scales {
     const NormParams& p;
     Learned learned;
-    float ms_correction = 0, constant = 0, ms[2] = {}, scale[2] = {};
+    float ms_correction, constant_correction, constant, ms[2] = {}, scale[2] = {};
 
-    __device__ __forceinline__ explicit Scales(const LinearOut& out) : p(out.site.p), learned(p) {
-      if (p.stat != Stat::given) return;
-      ms_correction = value_or(p.ms_correction, 0.f);
-      constant = value_or(p.constant_correction, 1.f) * *p.constant;
-    }
+    __device__ __forceinline__ explicit Scales(const LinearOut& out)
+        : p(out.site.p),
+          learned(p),
+          ms_correction(value_or(p.ms_correction, 0.f)),
+          constant_correction(value_or(p.constant_correction, 1.f)),
+          constant(value_or(p.constant, 0.f)) {}
     __device__ __forceinline__ void ask(const LinearOut&, int n) {
       if (p.stat == Stat::given)
 #pragma unroll
@@ -124,7 +125,7 @@ struct LinearOut {
     __device__ __forceinline__ void settle() {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const float unit = p.stat == Stat::given ? rsqrtf(given_square(p, ms[e], ms_correction, constant) + p.eps) : 1.f;
+        const float unit = p.stat == Stat::given ? rsqrtf(given_square(p, ms[e], ms_correction, constant_correction * constant) + p.eps) : 1.f;
         scale[e] = p.factor * learned.scale * unit;
       }
     }

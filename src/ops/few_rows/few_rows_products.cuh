@@ -227,13 +227,13 @@ __global__ void __launch_bounds__(kThreads, 1) product_kernel(const In in, const
   const int ldx = in.columns + Layout<W>::kPad, lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = gridDim.x,
             steps = in.columns / Layout<W>::kSlice;
   auto* const partial = reinterpret_cast<float4*>(x + (Raw ? 0 : static_cast<std::size_t>(in.rows) * ldx));
+  const Learned learned(in.site.p);  // before the weights: it would wait behind them
+  typename Out::OfRows of_rows(out);
   Source<R, W, Batch, Out> source(w, out, memory, steps);
   let_next_begin();
 #pragma unroll 1
   for (int i = 0; i < kStages; i += Batch) source.fetch(i);
   if constexpr (How == Rows::kept) bring_learned_near(in);
-  const Learned learned(in.site.p);
-  typename Out::OfRows of_rows(out);
   wait_for_previous();
   if constexpr (!Raw) of_rows.ask(out, in.rows);
   RowScale of_lane{};
@@ -316,12 +316,12 @@ __global__ void __launch_bounds__(kThreads, 1) scaled_kernel(const In in, const 
   char* const lines = memory + R::kBytes + warp * of_warp;
   auto* const partial = reinterpret_cast<float4*>(memory + R::kBytes + kWarps * of_warp);
   auto* const x = reinterpret_cast<bf16*>(partial + w.round * kWarps * 32);
+  typename Out::OfRows of_rows(out);
   Source<R, W, kBatch, Out> source(w, out, memory, steps);
   let_next_begin();
 #pragma unroll 1
   for (int i = 0; i < kStages; i += kBatch) source.fetch(i);
   if constexpr (Whole) bring_learned_near(in);
-  typename Out::OfRows of_rows(out);
   wait_for_previous();
   of_rows.ask(out, in.rows);
   if constexpr (Whole) take_rows(in, x, ldx, known, places);

@@ -26,6 +26,7 @@ struct RowSource {
   const R ring;
   int tile, step = 0, steps;
   const W *low, *high;
+  const std::uint64_t policy = evict_first();
 
   __device__ __forceinline__ RowSource(const WeightMatrix<W>& matrix, const Out& to, char* memory, int in_tile)
       : w(matrix), out(to), ring(memory), tile(blockIdx.x), steps(in_tile) {
@@ -43,8 +44,8 @@ struct RowSource {
     if (tile < w.tiles) {
 #pragma unroll
       for (int i = 0; i < Batch; ++i) {
-        fetch16_of_256(ring.chunk(stage + i, 0), low + i * Layout<W>::kStep);
-        fetch16_of_256(ring.chunk(stage + i, 1), high + i * Layout<W>::kStep);
+        fetch16_of_256(ring.chunk(stage + i, 0), low + i * Layout<W>::kStep, policy);
+        fetch16_of_256(ring.chunk(stage + i, 1), high + i * Layout<W>::kStep, policy);
       }
       low += Batch * Layout<W>::kStep;
       high += Batch * Layout<W>::kStep;
@@ -67,6 +68,7 @@ template <class R, class W, int Batch, class Out>
 struct TileSource {
   static constexpr int kBatchBytes = Batch * R::kStep;
   const R ring;
+  const std::uint64_t policy = evict_first();
   const char* next;
   std::int64_t over;                      // from the end of a tile's part to the next one's beginning
   int left, step = 0, steps, parity = 0;  // left: of its tiles
@@ -97,11 +99,11 @@ struct TileSource {
       if (threadIdx.x % 32 == 0) {
         const unsigned barrier = barriers + stage / Batch * 8;
         barrier_arrive(barrier, kBatchBytes);
-        load_bytes(ring.place + stage * R::kStep, next, kBatchBytes, barrier);
+        load_bytes(ring.place + stage * R::kStep, next, kBatchBytes, barrier, policy);
       }
 #else
 #pragma unroll
-      for (int i = 0; i < 2 * Batch; ++i) fetch16_of_256(ring.chunk(stage, i), next + i * 512 + threadIdx.x % 32 * 16);
+      for (int i = 0; i < 2 * Batch; ++i) fetch16_of_256(ring.chunk(stage, i), next + i * 512 + threadIdx.x % 32 * 16, policy);
 #endif
       next += kBatchBytes;
       step += Batch;
