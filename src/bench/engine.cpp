@@ -8,6 +8,7 @@
 
 #include "bench/products.h"
 #include "bench/sequences.h"
+#include "core/check.h"
 #include "generate/engine.h"
 #include "ops/gemm/tuning.h"
 #include "ops/norm/methods.h"
@@ -41,7 +42,8 @@ std::vector<double> seconds_until(Engine& engine, std::vector<Request> requests,
   std::vector<double> seconds;
   for (std::int64_t had = 0; const std::int64_t length : lengths) {
     for (Answer& a : answers)
-      for (std::int64_t i = had; i < length; ++i) (void)a.next();
+      for (std::int64_t i = had; i < length; ++i)
+        check(a.next().has_value(), "[bench] expected {} tokens, the answer ended after {}", length, i);
     had = length;
     seconds.push_back(seconds_now() - start);
   }
@@ -76,6 +78,7 @@ OwnRates own_rates(const Settings& s, const Model& model, std::int64_t prompt, s
 std::vector<Result> generation(const Settings& s, const Model& model) {
   std::vector<std::int64_t> lengths = s.new_tokens;
   std::ranges::sort(lengths);
+  lengths.erase(std::ranges::unique(lengths).begin(), lengths.end());
   std::vector<std::vector<double>> rates(lengths.size());
   {
     const std::int64_t pages = s.batch * KvPages::pages_for(s.seq + lengths.back());

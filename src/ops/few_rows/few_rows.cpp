@@ -71,6 +71,7 @@ void few_rows_qkv(Context& ctx, const FewRows& in, const Tensor& w, const FewHea
 void few_rows_linear(Context& ctx, const FewRows& in, const Tensor& w, const FewResidual& out) {
   check_product("few_rows_linear", in, w, out.y, w.rows());
   check(w.rows() % kTileRows == 0, "[few_rows_linear] expected a multiple of {} rows of w, got {}", kTileRows, w.rows());
+  check(!in.site, "[few_rows_linear] expected rows without a norm of their own");
   check(!out.z || (out.site && !out.site->gate && (out.site->stat == Stat::none || (out.site->stat == Stat::given && out.given))),
         "[few_rows_linear] expected a norm behind it whose statistic is given, or that has none");
   check(!out.z || !out.moments, "[few_rows_linear] expected the next norm or its moments to be asked for, got both");

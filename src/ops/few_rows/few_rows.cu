@@ -18,9 +18,10 @@ bool only_bounds(const Site& s) { return s.map == Map::tanh && s.p.stat != Stat:
 In in_of(const FewRows& r) {
   In in{};
   in.x = r.x.as<bf16>();
-  in.ld = r.x.ld;
+  in.ld = static_cast<int>(r.x.ld);
   in.rows = static_cast<int>(r.x.rows());
   in.columns = static_cast<int>(r.x.cols());
+  in.per_column = 1 / static_cast<float>(in.columns);
   in.normed = r.site != nullptr;
   if (!r.site) return in;
   const NormSite& site = *r.site;
@@ -34,26 +35,50 @@ In in_of(const FewRows& r) {
   return in;
 }
 
+// A block's shared memory decides what lies on a multiprocessor with it. Two blocks of one kernel should not: begun while the kernel before
+// is still at work, they find two places on some multiprocessors and none on others, and a step of Llama-1B takes up to 5 % longer. So a
+// block takes more than half, whatever it needs. But attention's projection may lie beside the blocks of q, k and v with one or two rows,
+// and so have its weights early.
+std::size_t shared_of(Context& ctx, std::size_t needed, bool beside) {
+  return beside ? needed : std::max(needed, shared_bytes(ctx) / 2 + 1);
+}
+// A product onto the stream whose weights are all under way at once, as those of attention's projection are.
+template <class Out>
+bool lies_beside(const In& in, int steps) {
+  return !Out::kAfterNorms && in.rows <= kVeryFewRows && steps <= kFewSteps;
+}
+
+template <class R, class W, Rows How, class Out>
+void launch_with(Context& ctx, const In& in, const WeightMatrix<W>& w, int blocks, bool beside, const Out& out) {
+  using L = Layout<W>;
+  const std::size_t rows =
+      !in_shared(How) ? 0 : static_cast<std::size_t>(in.rows) * static_cast<std::size_t>(in.columns + L::kPad) * sizeof(bf16);
+  const std::size_t bytes = R::kBytes + rows + static_cast<std::size_t>(w.round) * kWarps * 32 * sizeof(float4);
+  const auto kernel = in.columns % (4 * L::kSlice) == 0 ? product_kernel<R, W, How, 4, Out> : product_kernel<R, W, How, 1, Out>;
+  launch_early(ctx, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, shared_of(ctx, bytes, beside), in, w, out);
+}
 template <class W, Rows How, class Out>
 void launch(Context& ctx, const In& in, const Tensor& w, int tiles, const Out& out) {
   using L = Layout<W>;
-  const int blocks = std::min(tiles, multiprocessors(ctx)), round = std::min(kWarps, (tiles + blocks - 1) / blocks);
-  const std::size_t rows =
-      !in_shared(How) ? 0 : static_cast<std::size_t>(in.rows) * static_cast<std::size_t>(in.columns + L::kPad) * sizeof(bf16);
-  const std::size_t bytes = Ring<kSteps>::kBytes + rows + static_cast<std::size_t>(round) * kWarps * 32 * sizeof(float4);
-  const auto kernel = in.columns % (4 * L::kSlice) == 0 ? product_kernel<W, How, 4, Out> : product_kernel<W, How, 1, Out>;
-  const WeightMatrix<W> matrix{w.as<W>(), L::kBytes ? byte_scales(w) : nullptr, w.ld, tiles, round};
-  launch_early(ctx, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, bytes, in, matrix, out);
+  const int blocks = std::min(tiles, multiprocessors(ctx)), of_block = (tiles + blocks - 1) / blocks;
+  const WeightMatrix<W> matrix{w.as<W>(), L::kBytes ? byte_scales(w) : nullptr, static_cast<int>(w.ld), tiles, std::min(kWarps, of_block)};
+  const bool beside = lies_beside<Out>(in, of_block * in.columns / L::kSlice);
+  if constexpr (How == Rows::plain && !Out::kAfterNorms)  // with two rows a smaller one still is quicker, with one it is not
+    if (beside && in.rows == 2) return launch_with<Ring<kFewSteps>, W, How>(ctx, in, matrix, blocks, beside, out);
+  launch_with<Ring<kSteps>, W, How>(ctx, in, matrix, blocks, beside, out);
 }
 
 template <class R, class W, class Out>
-void launch_scaled(Context& ctx, const In& in, const WeightMatrix<W>& w, int blocks, bool whole, const Out& out) {
+void launch_scaled(Context& ctx, const In& in, const WeightMatrix<W>& w, int blocks, bool whole, bool beside, const Out& out) {
   using S = Scaled<W>;
   const int bytes = R::kBytes +
                     kWarps * (in.rows * S::kLines * S::line(in.columns / kWarps) + w.round * 32 * static_cast<int>(sizeof(float4))) +
                     (whole ? in.rows * (in.columns + Layout<W>::kPad) * static_cast<int>(sizeof(bf16)) : 0);
-  launch_early(ctx, whole ? scaled_kernel<R, W, true, Out> : scaled_kernel<R, W, false, Out>, dim3(static_cast<unsigned>(blocks)), kThreads,
-               static_cast<std::size_t>(bytes), in, w, out);
+  auto kernel = scaled_kernel<R, W, false, Out>;
+  if constexpr (Out::kAfterNorms)
+    if (whole) kernel = scaled_kernel<R, W, true, Out>;
+  launch_early(ctx, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, shared_of(ctx, static_cast<std::size_t>(bytes), beside), in, w,
+               out);
 }
 // Whether it was launched: there are few rows, of widths that suit it.
 template <class W, class Out>
@@ -62,12 +87,13 @@ bool scaled(Context& ctx, const In& in, const Tensor& w, int tiles, bool whole, 
     const int columns = in.columns / kWarps;
     if (in.rows > kScaledRows || in.columns % (kWarps * kPieceColumns) != 0 || columns > kMostPieces * kPieceColumns) return false;
     const int blocks = std::min(tiles, multiprocessors(ctx)), of_block = (tiles + blocks - 1) / blocks;
-    const WeightMatrix<W> matrix{w.as<W>(), byte_scales(w), w.ld, tiles, std::min(kWarps, of_block)};
-    // A kernel that has no use for more leaves room for the blocks of the next one.
-    if (of_block * columns / Layout<W>::kStep <= kSteps)
-      launch_scaled<Ring<kSteps>>(ctx, in, matrix, blocks, whole, out);
+    const WeightMatrix<W> matrix{w.as<W>(), byte_scales(w), static_cast<int>(w.ld), tiles, std::min(kWarps, of_block)};
+    const int steps = of_block * columns / Layout<W>::kStep;
+    const bool beside = lies_beside<Out>(in, steps);
+    if (steps <= kSteps)
+      launch_scaled<Ring<kSteps>>(ctx, in, matrix, blocks, whole, beside, out);
     else
-      launch_scaled<Ring<kMoreSteps>>(ctx, in, matrix, blocks, whole, out);
+      launch_scaled<Ring<kMoreSteps>>(ctx, in, matrix, blocks, whole, beside, out);
     return true;
   } else {
     return false;
@@ -86,11 +112,9 @@ void product_of(Context& ctx, const FewRows& rows, const Tensor& w, int tiles, c
   if constexpr (Out::kAfterNorms) {
     if (in.moments && only_bounds(in.site)) return launch<W, Rows::held_bounded>(ctx, in, w, tiles, out);
     if (in.after && !one_factor && !often) return launch<W, Rows::counted>(ctx, in, w, tiles, out);
+    if (whole || often) return launch<W, Rows::kept>(ctx, in, w, tiles, out);
   }
-  if (whole || often)
-    launch<W, Rows::kept>(ctx, in, w, tiles, out);
-  else
-    launch<W, Rows::plain>(ctx, in, w, tiles, out);
+  launch<W, Rows::plain>(ctx, in, w, tiles, out);
 }
 
 template <class Out>
@@ -110,12 +134,12 @@ LinearOut<Normed> linear_out(const FewResidual& out) {
   to.residual = out.residual.as<bf16>();
   to.y = out.y.as<bf16>();
   to.z = out.z.as<bf16>();
-  to.ld_residual = out.residual.ld;
-  to.ldy = out.y.ld;
-  to.ldz = out.z.ld;
+  to.ld_residual = static_cast<int>(out.residual.ld);
+  to.ldy = static_cast<int>(out.y.ld);
+  to.ldz = static_cast<int>(out.z.ld);
   to.tiles = static_cast<int>(out.y.cols() / kTile);
   if (out.moments) to.moments = out.moments.as<float>(), to.centred = is_centred(out.site->stat);
-  if (out.site) to.site = {make_params(*out.site, out.y, {}, out.given), out.site->map};
+  if (out.z) to.site = {make_params(*out.site, out.y, {}, out.given), out.site->map};
   return to;
 }
 
@@ -136,8 +160,8 @@ void few_rows_qkv(Context& ctx, const FewRows& in, const Tensor& w, const FewHea
   few::product(ctx, "few_rows_qkv", in, w, tiles,
                few::QkvOut{.q = out.q.as<bf16>(),
                            .pages = out.pages.as<bf16>(),
-                           .ldq = out.q.ld,
-                           .ld_pages = out.pages.ld,
+                           .ldq = static_cast<int>(out.q.ld),
+                           .ld_pages = static_cast<int>(out.pages.ld),
                            .rope = out.rope.as<float>(),
                            .positions = out.at.positions.as<std::int32_t>(),
                            .sequences = out.at.sequences.as<std::int32_t>(),
@@ -157,7 +181,8 @@ void few_rows_linear(Context& ctx, const FewRows& in, const Tensor& w, const Few
 }
 
 void few_rows_swiglu(Context& ctx, const FewRows& in, const Tensor& w, const Tensor& h) {
-  few::product(ctx, "few_rows_swiglu", in, w, static_cast<int>(h.cols() / 8), few::SwigluOut{h.as<bf16>(), h.ld, h.cols()});
+  few::product(ctx, "few_rows_swiglu", in, w, static_cast<int>(h.cols() / 8),
+               few::SwigluOut{h.as<bf16>(), static_cast<int>(h.ld), static_cast<int>(h.cols())});
 }
 
 void few_rows_norm(Context& ctx, const NormSite& site, const Tensor& x, const FewResidual& out) {
@@ -170,7 +195,7 @@ void few_rows_norm(Context& ctx, const NormSite& site, const Tensor& x, const Fe
 
 void few_rows_logits(Context& ctx, const FewRows& in, const Tensor& w, const Tensor& logits) {
   few::product(ctx, "few_rows_logits", in, w, static_cast<int>((w.rows() + few::kTile - 1) / few::kTile),
-               few::LogitsOut{logits.as<float>(), logits.ld, w.rows()});
+               few::LogitsOut{logits.as<float>(), static_cast<int>(logits.ld), static_cast<int>(w.rows())});
 }
 
 }  // namespace bhyt::cuda

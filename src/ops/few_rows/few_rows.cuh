@@ -52,14 +52,21 @@ __device__ __forceinline__ void multiply_step(float (&c)[2][4], const uint4& low
 // Where the rows of a tile lie in w: `low` + l/4 and `high` + l/4 for lane l. Rows that are needed together (gate and up, the two halves
 // of a rotation) come to the same lane.
 struct TileRows {
-  std::int64_t low, high;
+  int low, high;
 };
 // Every `span` rows belong together, the lower half of them and the upper one.
-__device__ __forceinline__ TileRows tile_rows(int tile, std::int64_t span) {
-  const int of_span = static_cast<int>(span / kTile);
-  const std::int64_t low = static_cast<std::int64_t>(tile / of_span) * span + tile % of_span * 8;
+__device__ __forceinline__ TileRows tile_rows(int tile, int span) {
+  const int of_span = span / kTile, low = tile / of_span * span + tile % of_span * 8;
   return {low, low + span / 2};
 }
+// What is made before a kernel waits for the one before it costs nothing; the compiler would make it where it is needed.
+template <class T>
+__device__ __forceinline__ void made_before(T*& pointer) {
+  asm volatile("" : "+l"(pointer));
+}
+__device__ __forceinline__ void made_before(int& number) { asm volatile("" : "+r"(number)); }
+// Places of rows: one instruction, where both as 64 bits are four.
+__device__ __forceinline__ std::int64_t wide_product(int a, int b) { return static_cast<std::int64_t>(a) * b; }
 
 // Sixteen bytes to shared memory; what follows up to 256 comes near, for the next steps ask for it.
 __device__ __forceinline__ void fetch16_of_256(unsigned to, const void* from, std::uint64_t policy) {
@@ -101,15 +108,23 @@ struct Learned {
   __device__ __forceinline__ explicit Learned(const NormParams& p) : scale(value_or(p.scale, 1.f)), shift(value_or(p.shift, 0.f)) {}
 };
 
-__device__ __forceinline__ void rotate(float (&v)[8]) {
+template <int N>
+__device__ __forceinline__ void rotate(float (&v)[N]) {
   const float first = v[0];
 #pragma unroll
-  for (int i = 0; i < 7; ++i) v[i] = v[i + 1];
-  v[7] = first;
+  for (int i = 0; i + 1 < N; ++i) v[i] = v[i + 1];
+  v[N - 1] = first;
 }
-__device__ __forceinline__ float mapped(Map map, float u) {
-  if (map == Map::tanh) return HardTanhMap::value(u);
-  return map == Map::erf ? fast_erf(u) : u;
+__device__ __forceinline__ void map_four(Map map, float (&v)[4]) {
+  if (map == Map::tanh)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = HardTanhMap::value(v[i]);
+  if (map == Map::erf)
+#pragma unroll 1
+    for (int i = 0; i < 4; i += 2) {  // two at a time: one would wait for itself
+      v[0] = fast_erf(v[0]), v[1] = fast_erf(v[1]);
+      rotate(v), rotate(v);
+    }
 }
 // The sum over the threads of each row; `group` of them to a row, 32 … 256.
 __device__ __forceinline__ float row_sum(float v, int group, float* places) {
@@ -137,8 +152,8 @@ constexpr bool in_shared(Rows how) { return how == Rows::held || how == Rows::he
 // What a kernel takes in.
 struct In {
   const bf16* x;
-  std::int64_t ld;
-  int rows, columns;
+  int ld, rows, columns;
+  float per_column;  // 1/columns: to divide takes code
   Site site;
   bool normed, after;          // after: x is multiplied as it is, and its scale follows the product
   const float* moments;        // of x, or null
@@ -187,18 +202,18 @@ __device__ __forceinline__ RowStats stats_of(const In& in, int row, bool live) {
   };
   RowStats s;
   if (!is_centred(in.site.p.stat)) {
-    s.s0 = sum(m.squares) / static_cast<float>(in.columns);
+    s.s0 = sum(m.squares) * in.per_column;
     return s;
   }
-  const float mean = sum(m.means) / static_cast<float>(m.tiles);
+  const float mean = sum(m.means) * (kTile * in.per_column);
   s.s1 = mean;
   s.s0 = sum_of_tiles<Lanes>(m.tiles, live,
                              [&](int tile) {
                                const float4 v = four(m.squares + tile), d = four(m.means + tile);
                                const float a = d.x - mean, b = d.y - mean, e = d.z - mean, f = d.w - mean;
                                return (v.x + v.y) + (v.z + v.w) + kTile * ((a * a + b * b) + (e * e + f * f));
-                             }) /
-         static_cast<float>(in.columns);
+                             }) *
+         in.per_column;
   return s;
 }
 
@@ -265,10 +280,10 @@ __device__ __forceinline__ void norm_pieces(const In& in, bf16* z, int group, Ro
 }
 
 // The statistic from the sums of squares and values less a pivot.
-__device__ __forceinline__ RowStats about(RowStats sums, float pivot, bool centred, int columns) {
-  const float inverse = 1.f / static_cast<float>(columns), mean = sums.s1 * inverse;
-  if (!centred) return {sums.s0 * inverse, 0};
-  const float variance = sums.s0 * inverse - mean * mean;
+__device__ __forceinline__ RowStats about(RowStats sums, float pivot, bool centred, float per_column) {
+  const float mean = sums.s1 * per_column;
+  if (!centred) return {sums.s0 * per_column, 0};
+  const float variance = sums.s0 * per_column - mean * mean;
   return {variance < 0 ? 0.f : variance, pivot + mean};  // NaN stays
 }
 
@@ -293,7 +308,7 @@ __device__ __forceinline__ RowStats count_rows(const In& in, const bf16* z, int 
   RowStats s;
   s.s0 = row_sum(square, group, places);
   if (centred) s.s1 = row_sum(sum, group, places);
-  s = about(s, pivot, centred, in.columns);
+  s = about(s, pivot, centred, in.per_column);
   if (p.direction) s.s1 = row_sum(dot, group, places);
   return s;
 }

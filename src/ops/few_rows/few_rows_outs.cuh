@@ -21,17 +21,17 @@ struct Nothing {
   __device__ void settle() {}
 };
 
-// What becomes of a tile's sums. OfRows is what an Out needs of a lane's rows of x: made of what is learned before the previous kernel has
-// ended; ask() begins to load what that one wrote; settle() computes with it, while other warps still multiply. Out's ask() begins to load
-// what store() needs beside the sums of a tile, before they are known. Loads do not depend on whether a row is there, or one would wait for
-// the other. kAfterNorms: the products come after norms of the stream.
+// What becomes of a tile's sums. OfTile is where they belong. OfRows is what an Out needs of a lane's rows of x: made of what is learned
+// before the previous kernel has ended; ask() begins to load what that one wrote; settle() computes with it, while other warps still
+// multiply. Out's ask() begins to load what store() needs beside the sums of a tile, before they are known. Loads do not depend on whether
+// a row is there, or one would wait for the other. kAfterNorms: the products come after norms of the stream.
 
 // q, k and v: the two halves of a head's rotation are the lower and the upper rows of a tile.
 struct QkvOut {
   static constexpr bool kAfterNorms = true;
   static constexpr int kPage = static_cast<int>(kPageTokens);
   bf16 *q, *pages;
-  std::int64_t ldq, ld_pages;
+  int ldq, ld_pages;
   const float* rope;
   const std::int32_t *positions, *sequences, *table;
   int table_width, heads, kv_heads, d;
@@ -50,61 +50,68 @@ struct QkvOut {
     }
     __device__ void settle() {}
   };
+  // Where the first of a lane's columns belongs in a row of q, or of the cache.
+  struct OfTile {
+    int column, turn;  // turn: of the head's rotation
+    bool rotated, cached;
+  };
+  __device__ __forceinline__ OfTile of_tile(int tile) const {
+    const int per_head = d / kTile, head = tile / per_head, turn = tile % per_head * 8 + Lane().row;
+    OfTile t{.column = (head < heads ? head : head - heads) * d + turn,
+             .turn = turn,
+             .rotated = head < heads + kv_heads,
+             .cached = head >= heads};
+    made_before(t.column);
+    made_before(t.turn);
+    return t;
+  }
   struct Asked {
     float cosine[2], sine[2];
     std::int32_t page[2];
   };
-  __device__ Asked ask(int tile, int, const OfRows& of) const {
-    const Lane lane;
-    const int per_head = d / kTile, head = tile / per_head, j = tile % per_head * 8 + lane.row;
+  __device__ Asked ask(const OfTile& t, int, const OfRows& of) const {
     Asked a{};
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int position = of.positions[e];
-      const float* const turns = rope + static_cast<std::int64_t>(position) * d + j;
-      if (head < heads + kv_heads) a.cosine[e] = turns[0], a.sine[e] = turns[d / 2];
-      if (head >= heads) a.page[e] = table[static_cast<std::int64_t>(of.sequences[e]) * table_width + position / kPage];
+      const float* const turns = rope + wide_product(position, d) + t.turn;
+      if (t.rotated) a.cosine[e] = turns[0], a.sine[e] = turns[d / 2];
+      if (t.cached) a.page[e] = table[wide_product(of.sequences[e], table_width) + position / kPage];
     }
     return a;
   }
-  __device__ void store(int tile, const float (&c)[4], int n, const OfRows& of, const Asked& a) const {
+  __device__ void store(const OfTile& t, const float (&c)[4], int n, const OfRows& of, const Asked& a) const {
     const Lane lane;
-    const int per_head = d / kTile, head = tile / per_head, j = tile % per_head * 8 + lane.row;
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int i = lane.at + e;
       if (i >= n) return;
       float low = c[e], high = c[2 + e];
-      if (head < heads + kv_heads) {
+      if (t.rotated) {
         const float turned = low * a.cosine[e] - high * a.sine[e];
         high = high * a.cosine[e] + low * a.sine[e];
         low = turned;
       }
-      bf16* to = head < heads ? q + i * ldq + static_cast<std::int64_t>(head) * d
-                              : pages + (static_cast<std::int64_t>(a.page[e]) * kPage + of.positions[e] % kPage) * ld_pages +
-                                    static_cast<std::int64_t>(head - heads) * d;
-      to += j;
+      bf16* const to = (t.cached ? pages + wide_product(a.page[e] * kPage + of.positions[e] % kPage, ld_pages) : q + i * ldq) + t.column;
       store1(to, low);
       store1(to + d / 2, high);
     }
   }
 };
 
-// Onto a residual; Normed: then z, the norm of that.
+// Onto a residual; Normed: then z, the norm of that. In kernels of their own: with the code for z a step took 0.012 ms longer.
 template <bool Normed>
 struct LinearOut {
   static constexpr bool kAfterNorms = false;
   const bf16* residual;
   bf16 *y, *z;
-  std::int64_t ld_residual, ldy, ldz;
+  int ld_residual, ldy, ldz;
   Site site;
   float* moments;  // of y, or null; centred: about each tile's mean, with these
   int tiles;       // of a row of y
   bool centred;
 
-  __device__ TileRows rows(int tile) const {
-    return {static_cast<std::int64_t>(tile) * kTile, static_cast<std::int64_t>(tile) * kTile + 8};
-  }
+  __device__ TileRows rows(int tile) const { return {tile * kTile, tile * kTile + 8}; }
   // What z of a lane's rows is made with, of a norm without a statistic, or with one that is given.
   struct Scales {
     const NormParams& p;
@@ -125,51 +132,65 @@ struct LinearOut {
     __device__ __forceinline__ void settle() {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const float unit = p.stat == Stat::given ? rsqrtf(given_square(p, ms[e], ms_correction, constant_correction * constant) + p.eps) : 1.f;
+        const float unit =
+            p.stat == Stat::given ? rsqrtf(given_square(p, ms[e], ms_correction, constant_correction * constant) + p.eps) : 1.f;
         scale[e] = p.factor * learned.scale * unit;
       }
     }
   };
   using OfRows = std::conditional_t<Normed, Scales, Nothing>;
+  struct OfTile {
+    int tile, column;
+  };
+  __device__ __forceinline__ OfTile of_tile(int tile) const {
+    OfTile t{tile, tile * kTile + Lane().row};
+    made_before(t.column);
+    return t;
+  }
   struct Asked {
     bf16 residual[4];  // widened at last: that would wait for them
     float gamma[2], beta[2];
   };
-  __device__ Asked ask(int tile, int n, const OfRows&) const {
+  __device__ Asked ask(const OfTile& t, int n, const OfRows&) const {
     const Lane lane;
     Asked a{};
-    const int column = tile * kTile + lane.row;
-    [[maybe_unused]] const NormParams& p = site.p;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if constexpr (Normed) {
-        a.gamma[half] = p.gamma ? p.gamma[column + 8 * half] : 1.f;
-        a.beta[half] = p.beta ? p.beta[column + 8 * half] : 0.f;
+        a.gamma[half] = site.p.gamma ? site.p.gamma[t.column + 8 * half] : 1.f;
+        a.beta[half] = site.p.beta ? site.p.beta[t.column + 8 * half] : 0.f;
       }
       if (residual)
 #pragma unroll
-        for (int e = 0; e < 2; ++e) a.residual[2 * half + e] = residual[lane.row_of(e, n) * ld_residual + column + 8 * half];
+        for (int e = 0; e < 2; ++e) a.residual[2 * half + e] = residual[lane.row_of(e, n) * ld_residual + t.column + 8 * half];
     }
     return a;
   }
-  __device__ void store(int tile, const float (&c)[4], int n, [[maybe_unused]] const OfRows& of, const Asked& a) const {
+  __device__ void store(const OfTile& t, const float (&c)[4], int n, [[maybe_unused]] const OfRows& of, const Asked& a) const {
     const Lane lane;
-    float v[4];
+    [[maybe_unused]] float v[4], f[4];
 #pragma unroll
-    for (int e = 0; e < 2; ++e)
+    for (int k = 0; k < 4; ++k) v[k] = c[k] + to_float(a.residual[k]);
+      // Two at a time, which is one instruction.
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int i = lane.at + e, column = tile * kTile + 8 * half + lane.row;
-        v[2 * half + e] = rounded<bf16>(c[2 * half + e] + to_float(a.residual[2 * half + e]));
-        if (i >= n) continue;
-        store1(y + i * ldy + column, v[2 * half + e]);
-        if constexpr (Normed) {
-          const float f = mapped(site.map, fmaf(of.scale[e], v[2 * half + e], of.learned.shift));
-          store1(z + i * ldz + column, site.p.out_factor * fmaf(a.gamma[half], f, a.beta[half]));
-        }
-      }
+    for (int half = 0; half < 2; ++half) {
+      const float2 both = __bfloat1622float2(__floats2bfloat162_rn(v[2 * half], v[2 * half + 1]));
+      v[2 * half] = both.x, v[2 * half + 1] = both.y;
+    }
+    if constexpr (Normed) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) f[k] = fmaf(of.scale[k % 2], v[k], of.learned.shift);
+      map_four(site.map, f);
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const int i = lane.at + k % 2, half = k / 2, column = t.column + 8 * half;
+      if (i >= n) continue;
+      store1(y + i * ldy + column, v[k]);
+      if constexpr (Normed) store1(z + i * ldz + column, site.p.out_factor * fmaf(a.gamma[half], f[k], a.beta[half]));
+    }
     if constexpr (!Normed)
-      if (moments) keep_moments(tile, v, n);
+      if (moments) keep_moments(t.tile, v, n);
   }
   // The sum over a tile's columns; lanes with the same rows of x have them.
   static __device__ __forceinline__ float of_tile(float low, float high) {
@@ -211,18 +232,25 @@ struct LinearOut {
 struct SwigluOut {
   static constexpr bool kAfterNorms = true;
   bf16* h;
-  std::int64_t ld, width;
+  int ld, width;
 
-  __device__ TileRows rows(int tile) const { return {static_cast<std::int64_t>(tile) * 8, width + static_cast<std::int64_t>(tile) * 8}; }
+  __device__ TileRows rows(int tile) const { return {tile * 8, width + tile * 8}; }
   using OfRows = Nothing;
+  struct OfTile {
+    int column;
+  };
+  __device__ __forceinline__ OfTile of_tile(int tile) const {
+    OfTile t{rows(tile).low + Lane().row};
+    made_before(t.column);
+    return t;
+  }
   struct Asked {};
-  __device__ Asked ask(int, int, OfRows) const { return {}; }
-  __device__ void store(int tile, const float (&c)[4], int n, OfRows, Asked) const {
+  __device__ Asked ask(OfTile, int, OfRows) const { return {}; }
+  __device__ void store(OfTile t, const float (&c)[4], int n, OfRows, Asked) const {
     const Lane lane;
 #pragma unroll
     for (int e = 0; e < 2; ++e)
-      if (const int i = lane.at + e; i < n)
-        store1(h + i * ld + static_cast<std::int64_t>(tile) * 8 + lane.row, c[e] / (1.f + __expf(-c[e])) * c[2 + e]);
+      if (const int i = lane.at + e; i < n) store1(h + i * ld + t.column, __fdividef(c[e], 1.f + __expf(-c[e])) * c[2 + e]);
   }
 };
 
@@ -230,20 +258,28 @@ struct SwigluOut {
 struct LogitsOut {
   static constexpr bool kAfterNorms = true;
   float* logits;
-  std::int64_t ld, vocab;
+  int ld, vocab;
 
   __device__ TileRows rows(int tile) const {
-    const std::int64_t low = min(static_cast<std::int64_t>(tile) * kTile, vocab - kTile);
+    const int low = min(tile * kTile, vocab - kTile);
     return {low, low + 8};
   }
   using OfRows = Nothing;
+  struct OfTile {
+    int column;
+  };
+  __device__ __forceinline__ OfTile of_tile(int tile) const {
+    OfTile t{rows(tile).low + Lane().row};
+    made_before(t.column);
+    return t;
+  }
   struct Asked {};
-  __device__ Asked ask(int, int, OfRows) const { return {}; }
-  __device__ void store(int tile, const float (&c)[4], int n, OfRows, Asked) const {
+  __device__ Asked ask(OfTile, int, OfRows) const { return {}; }
+  __device__ void store(OfTile t, const float (&c)[4], int n, OfRows, Asked) const {
     const Lane lane;
 #pragma unroll
     for (int e = 0; e < 4; ++e)
-      if (const int i = lane.at + e % 2; i < n) logits[i * ld + rows(tile).low + e / 2 * 8 + lane.row] = c[e];
+      if (const int i = lane.at + e % 2; i < n) logits[i * ld + t.column + e / 2 * 8] = c[e];
   }
 };
 

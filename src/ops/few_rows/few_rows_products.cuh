@@ -7,20 +7,20 @@
 
 namespace bhyt::cuda::few {
 
-constexpr int kSteps = 12, kMoreSteps = 16;  // of weights under way
+constexpr int kFewSteps = 8, kSteps = 12, kMoreSteps = 16;  // of weights under way
 
-// A lane's columns of x. Those that come are asked for a batch or two before they are needed, beside the weights, which take longer; others
-// lie in shared memory.
+// A lane's columns of a row of x, the last one where it has no other. Those that come are asked for a batch or two before they are needed,
+// beside the weights, which take longer; others lie in shared memory.
 template <class W, Rows How, int Batch>
 struct Columns {
   static constexpr bool Raw = !in_shared(How);
   static constexpr int kChunks = Layout<W>::kXChunks;
   const bf16* own;
-  bool live;
   int steps, asked = 0;
   uint4 next[Raw ? 2 : 1][Batch][kChunks];
 
-  __device__ __forceinline__ Columns(const bf16* x, bool there, int in_tile) : own(x), live(there), steps(in_tile) {
+  __device__ __forceinline__ Columns(const bf16* x, int in_tile) : own(x), steps(in_tile) {}
+  __device__ __forceinline__ void begin() {
     if constexpr (Raw) ask(0), ask(1);
   }
   __device__ __forceinline__ void ask(int to) {
@@ -28,8 +28,7 @@ struct Columns {
     for (int k = 0; k < Batch; ++k)
 #pragma unroll
       for (int i = 0; i < kChunks; ++i)
-        next[to][k][i] =
-            live ? __ldcg(reinterpret_cast<const uint4*>(own + (asked + k) * Layout<W>::kStep + 8 * i)) : make_uint4(0, 0, 0, 0);
+        next[to][k][i] = __ldcg(reinterpret_cast<const uint4*>(own + (asked + k) * Layout<W>::kStep + 8 * i));
     asked = asked + Batch == steps ? 0 : asked + Batch;
   }
   // Those of a batch, from its first step on.
@@ -41,7 +40,7 @@ struct Columns {
         if constexpr (Raw)
           b[k][i] = next[0][k][i], next[0][k][i] = next[1][k][i];
         else
-          b[k][i] = live ? *reinterpret_cast<const uint4*>(own + (step + k) * Layout<W>::kStep + 8 * i) : make_uint4(0, 0, 0, 0);
+          b[k][i] = *reinterpret_cast<const uint4*>(own + (step + k) * Layout<W>::kStep + 8 * i);
       }
     if constexpr (Raw) ask(1);
   }
@@ -52,7 +51,8 @@ struct Columns {
 template <Rows How>
 struct Counts {
   static constexpr bool kCounts = How == Rows::plain || How == Rows::counted, kSums = How == Rows::counted;
-  float squares[kCounts ? kWarps : 1][kRows], sums[kSums ? kWarps : 1][kRows];
+  alignas(8) float squares[kCounts ? kWarps : 1][kRows];  // read two at a time
+  float sums[kSums ? kWarps : 1][kRows];
 };
 
 template <Rows How>
@@ -61,10 +61,9 @@ struct Counter {
   float pivot = 0;  // one of the row's own values where their mean is to be taken off (count_rows)
   float square = 0, sum = 0;
 
-  __device__ __forceinline__ explicit Counter(const In& in) : on(Counts<How>::kCounts && in.after) {
-    const int row = static_cast<int>(threadIdx.x) % 32 / 4;
+  __device__ __forceinline__ Counter(const In& in, bool wanted) : on(Counts<How>::kCounts && wanted) {
     if constexpr (Counts<How>::kSums)
-      if (in.sums && row < in.rows) pivot = load1(in.x + row * in.ld);
+      if (on && in.sums) pivot = load1(in.x + min(Lane().row, in.rows - 1) * in.ld);
   }
   template <int Batch, int Chunks>
   __device__ __forceinline__ void add(const uint4 (&b)[Batch][Chunks]) {
@@ -107,18 +106,27 @@ __device__ __forceinline__ void sum_of_warps(const float4* parts, float (&c)[4])
   }
 }
 
-// What the products of row i are multiplied by: the norm's scale, from its squares in all warps' columns. keep: this warp keeps the
-// statistic, too.
-__device__ __forceinline__ float factor_of(const In& in, const float (&squares)[kWarps][kRows], int i, bool keep) {
-  if (i >= in.rows) return 0;
-  RowStats s;
-#pragma unroll
-  for (int k = 0; k < kWarps; ++k) s.s0 += squares[k][i];
-  s.s0 /= static_cast<float>(in.columns);
-  if (keep && Lane().row == 0) keep_stats(in.site.p, i, s, 0.f);
+// What the products of a lane's two rows are multiplied by: the norm's scale, from their squares in all warps' columns. keep: this warp
+// keeps the statistic, too.
+__device__ __forceinline__ void factors_of(const In& in, const Learned& learned, const float (&squares)[kWarps][kRows], bool keep,
+                                           float (&factors)[2]) {
   const NormParams& p = in.site.p;
-  // row_scale() of the two statistics that can follow a product as one factor; all of it is ten times the code.
-  return p.factor * p.out_factor * value_or(p.scale, 1.f) * (p.stat == Stat::rms ? rsqrtf(s.s0 + p.eps) : 1.f);
+  const Lane lane;
+  float s[2] = {};
+#pragma unroll
+  for (int k = 0; k < kWarps; ++k) {
+    const float2 both = *reinterpret_cast<const float2*>(&squares[k][lane.at]);
+    s[0] += both.x, s[1] += both.y;
+  }
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    s[e] *= in.per_column;
+    // row_scale() of the two statistics that can follow a product as one factor; all of it is ten times the code.
+    factors[e] = p.factor * p.out_factor * learned.scale * (p.stat == Stat::rms ? rsqrtf(s[e] + p.eps) : 1.f);
+  }
+  if (keep && lane.row == 0)
+#pragma unroll 1
+    for (int e = 0; e < 2 && lane.at + e < in.rows; ++e) keep_stats(p, lane.at + e, {e ? s[1] : s[0], 0}, 0.f);
 }
 
 // A row's scale for lane 4·row and the three behind it, from its sums in all warps' columns.
@@ -128,7 +136,7 @@ __device__ __forceinline__ RowScale counted_scale(const In& in, const Learned& l
   RowStats s;
 #pragma unroll
   for (int k = 0; k < kWarps; ++k) s.s0 += counts.squares[k][row], s.s1 += counts.sums[k][row];
-  s = about(s, pivot, is_centred(in.site.p.stat), in.columns);
+  s = about(s, pivot, is_centred(in.site.p.stat), in.per_column);
   if (keep && row < in.rows && threadIdx.x % 4 == 0) keep_stats(in.site.p, row, s, 0.f);
   return row_scale(in.site.p, s, learned.scale, 0.f);
 }
@@ -151,10 +159,6 @@ struct Behind {
     for (int e = 0; e < 2; ++e)
       if (const int i = Lane().at + e; i < in.rows) factors[e] = known.scale[i], means[e] = known.mean[i];
   }
-  __device__ __forceinline__ void take(const In& in, const float (&squares)[kWarps][kRows], bool keep) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) factors[e] = factor_of(in, squares, Lane().at + e, keep);
-  }
 };
 
 // What the sums of a tile meet, asked for long before: the scales of a lane's two rows of w, where it has any, what follows them of a norm
@@ -165,10 +169,12 @@ struct Asked {
   typename Out::Asked more = {};
 
   __device__ __forceinline__ Asked() = default;
-  __device__ __forceinline__ Asked(const In& in, const float* of_weights, const Out& out, const typename Out::OfRows& of_rows, int tile)
-      : more(out.ask(tile, in.rows, of_rows)) {
+  __device__ __forceinline__ Asked(const In& in, const float* of_weights, const Out& out, const typename Out::OfRows& of_rows, int tile,
+                                   const typename Out::OfTile& of_tile)
+      : more(out.ask(of_tile, in.rows, of_rows)) {
+    if constexpr (!Layout<W>::kBytes && !Follows) return;
     const TileRows rows = out.rows(tile);
-    const std::int64_t at[2] = {rows.low + Lane().row, rows.high + Lane().row};
+    const int at[2] = {rows.low + Lane().row, rows.high + Lane().row};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if constexpr (Layout<W>::kBytes) scales[half] = of_weights[at[half]];
@@ -193,7 +199,8 @@ struct Asked {
 
 // A warp's sums of a tile of w over its eighth of the columns.
 template <class W, Rows How, int Batch, class Source>
-__device__ __forceinline__ float4 multiply_tile(Source& source, Columns<W, How, Batch>& columns, Counter<How>& counter, int steps, int& stage) {
+__device__ __forceinline__ float4 multiply_tile(Source& source, Columns<W, How, Batch>& columns, Counter<How>& counter, int steps,
+                                                int& stage) {
   float c[2][4] = {};
 #pragma unroll 1
   for (int s = 0; s < steps; s += Batch, stage = stage + Batch == source.ring.kStages ? 0 : stage + Batch) {
@@ -214,9 +221,9 @@ __device__ __forceinline__ float4 multiply_tile(Source& source, Columns<W, How, 
 
 // Tiles of w belong to blocks in turns, `round` of them before their sums over the warps are made; a warp multiplies its eighth of the
 // columns. Steps are asked for in batches, so that memory gives long pieces of few rows at a time.
-template <class W, Rows How, int Batch, class Out>
-__global__ void __launch_bounds__(kThreads, 1) product_kernel(const In in, const WeightMatrix<W> w, const Out out) {
-  using R = Ring<kSteps>;
+// In bf16 registers leave room for two blocks of a multiprocessor: its shared memory decides (few_rows.cu).
+template <class R, class W, Rows How, int Batch, class Out>
+__global__ void __launch_bounds__(kThreads, Layout<W>::kBytes ? 1 : 2) product_kernel(const In in, const WeightMatrix<W> w, const Out out) {
   constexpr bool Raw = !in_shared(How), Follows = How == Rows::counted || How == Rows::held || How == Rows::kept;
   constexpr int kStep = Layout<W>::kStep, kStages = R::kStages;
   extern __shared__ __align__(128) char memory[];
@@ -234,26 +241,29 @@ __global__ void __launch_bounds__(kThreads, 1) product_kernel(const In in, const
 #pragma unroll 1
   for (int i = 0; i < kStages; i += Batch) source.fetch(i);
   if constexpr (How == Rows::kept) bring_learned_near(in);
+  // The warps below `round` make the sums of one tile each.
+  int own = static_cast<int>(blockIdx.x) + warp * stride;
+  typename Out::OfTile of_tile = out.of_tile(own);
+  const int row = min(lane / 4, in.rows - 1), at = warp * steps * kStep + lane % 4 * Layout<W>::kLane;
+  Columns<W, How, Batch> columns((Raw ? in.x + row * in.ld : x + row * ldx) + at, steps);
+  if constexpr (Raw) made_before(columns.own);
   wait_for_previous();
   if constexpr (!Raw) of_rows.ask(out, in.rows);
   RowScale of_lane{};
   if constexpr (How == Rows::kept) take_rows(in, x, ldx, known, places);
   if constexpr (How == Rows::held || How == Rows::held_bounded) of_lane = take_columns<How == Rows::held_bounded>(in, learned, x, ldx);
-  const std::int64_t at = static_cast<std::int64_t>(warp) * steps * kStep + lane % 4 * Layout<W>::kLane;
-  Columns<W, How, Batch> columns((Raw ? in.x + lane / 4 * in.ld : x + lane / 4 * ldx) + at, lane / 4 < in.rows, steps);
-
-  Counter<How> counter(in);
+  columns.begin();
+  const bool follows = Out::kAfterNorms && in.after;
+  Counter<How> counter(in, follows);
   Behind behind;
   if constexpr (How == Rows::held_bounded) behind.factors[0] = behind.factors[1] = in.site.p.out_factor;
   int stage = 0;
   for (int first = blockIdx.x; first < w.tiles; first += w.round * stride) {
-    // The warps below `round` make the sums of one tile each.
-    const int own = first + warp * stride;
     const bool finishes = warp < w.round && own < w.tiles;
     Asked<W, Follows, Out> asked;
     if (finishes) {
       if constexpr (Raw) of_rows.ask(out, in.rows);
-      asked = {in, w.scales, out, of_rows, own};
+      asked = {in, w.scales, out, of_rows, own, of_tile};
     }
     for (int r = 0; r < w.round && first + r * stride < w.tiles; ++r) {
       partial[(r * kWarps + warp) * 32 + lane] = multiply_tile(source, columns, counter, steps, stage);
@@ -265,15 +275,17 @@ __global__ void __launch_bounds__(kThreads, 1) product_kernel(const In in, const
     if (finishes) {
       float c[4];
       sum_of_warps(partial + warp * kWarps * 32 + lane, c);
-      if (in.after && first == blockIdx.x) {
-        if constexpr (How == Rows::plain) behind.take(in, counts.squares, own == 0);
+      if (follows && first == blockIdx.x) {
+        if constexpr (How == Rows::plain) factors_of(in, learned, counts.squares, own == 0, behind.factors);
         if constexpr (How == Rows::counted) behind.take(in, counted_scale(in, learned, counts, counter.pivot, own == 0));
         if constexpr (How == Rows::held) behind.take(in, of_lane);
         if constexpr (How == Rows::kept) behind.take(in, known);
       }
       asked.finish(c, behind);
-      out.store(own, c, in.rows, of_rows, asked.more);
+      out.store(of_tile, c, in.rows, of_rows, asked.more);
     }
+    own += w.round * stride;
+    if (own < w.tiles) of_tile = out.of_tile(own);
     __syncthreads();
   }
 }
@@ -309,19 +321,23 @@ __global__ void __launch_bounds__(kThreads, 1) scaled_kernel(const In in, const 
   using S = Scaled<W>;
   constexpr int kStep = Layout<W>::kStep, kStages = R::kStages, kBatch = kScaledBatch;
   extern __shared__ __align__(128) char memory[];
-  __shared__ float places[kWarps], squares[kWarps][kRows];
+  __shared__ float places[kWarps];
+  __shared__ alignas(8) float squares[kWarps][kRows];
   __shared__ Factors known;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = gridDim.x, columns = in.columns / kWarps, steps = columns / kStep;
   const int ldx = in.columns + Layout<W>::kPad, of_warp = in.rows * S::kLines * S::line(columns);
   char* const lines = memory + R::kBytes + warp * of_warp;
   auto* const partial = reinterpret_cast<float4*>(memory + R::kBytes + kWarps * of_warp);
   auto* const x = reinterpret_cast<bf16*>(partial + w.round * kWarps * 32);
+  const Learned learned(in.site.p);
   typename Out::OfRows of_rows(out);
   Source<R, W, kBatch, Out> source(w, out, memory, steps);
   let_next_begin();
 #pragma unroll 1
   for (int i = 0; i < kStages; i += kBatch) source.fetch(i);
   if constexpr (Whole) bring_learned_near(in);
+  int own = static_cast<int>(blockIdx.x) + warp * stride;
+  typename Out::OfTile of_tile = out.of_tile(own);
   wait_for_previous();
   of_rows.ask(out, in.rows);
   if constexpr (Whole) take_rows(in, x, ldx, known, places);
@@ -332,10 +348,9 @@ __global__ void __launch_bounds__(kThreads, 1) scaled_kernel(const In in, const 
   Behind behind;
   int stage = 0;
   for (int first = blockIdx.x; first < w.tiles; first += w.round * stride) {
-    const int own = first + warp * stride;
     const bool finishes = warp < w.round && own < w.tiles;
     Asked<W, Whole, Out> asked;
-    if (finishes) asked = {in, w.scales, out, of_rows, own};
+    if (finishes) asked = {in, w.scales, out, of_rows, own, of_tile};
     for (int r = 0; r < w.round && first + r * stride < w.tiles; ++r) {
       partial[(r * kWarps + warp) * 32 + lane] = multiply_scaled_tile<S>(source, own_x, back, steps, stage);
     }
@@ -345,15 +360,17 @@ __global__ void __launch_bounds__(kThreads, 1) scaled_kernel(const In in, const 
       float c[4];
       sum_of_warps(partial + warp * kWarps * 32 + lane, c);
       S::join(c);
-      if (in.after && first == blockIdx.x) {
+      if (Out::kAfterNorms && in.after && first == blockIdx.x) {
         if constexpr (Whole)
           behind.take(in, known);
         else
-          behind.take(in, squares, own == 0);
+          factors_of(in, learned, squares, own == 0, behind.factors);
       }
       asked.finish(c, behind);
-      out.store(own, c, in.rows, of_rows, asked.more);
+      out.store(of_tile, c, in.rows, of_rows, asked.more);
     }
+    own += w.round * stride;
+    if (own < w.tiles) of_tile = out.of_tile(own);
     __syncthreads();
   }
 }

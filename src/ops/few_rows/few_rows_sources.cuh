@@ -13,8 +13,7 @@ template <class W>
 struct WeightMatrix {
   const W* data;
   const float* scales;  // of rows of bytes
-  std::int64_t ld;
-  int tiles, round;
+  int ld, tiles, round;
 };
 
 // Weights row by row, as bf16 lies in memory: each lane fetches its own pieces of a lower and of an upper row, tile after tile of its
@@ -35,9 +34,9 @@ struct RowSource {
   __device__ __forceinline__ void point() {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const TileRows rows = out.rows(tile);
-    const std::int64_t column = static_cast<std::int64_t>(warp) * steps * Layout<W>::kStep + lane % 4 * Layout<W>::kLane;
-    low = w.data + (rows.low + lane / 4) * w.ld + column;
-    high = w.data + (rows.high + lane / 4) * w.ld + column;
+    const int column = warp * steps * Layout<W>::kStep + lane % 4 * Layout<W>::kLane;
+    low = w.data + wide_product(rows.low + lane / 4, w.ld) + column;
+    high = w.data + wide_product(rows.high + lane / 4, w.ld) + column;
   }
   // A batch of steps, which does not reach beyond a tile, as one group.
   __device__ __forceinline__ void fetch(int stage) {
@@ -79,9 +78,9 @@ struct TileSource {
         left((w.tiles - static_cast<int>(blockIdx.x) + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x)),
         steps(in_tile) {
     const int warp = threadIdx.x / 32;
-    const std::int64_t of_warp = static_cast<std::int64_t>(in_tile) * R::kStep;
-    next = reinterpret_cast<const char*>(w.data) + (static_cast<std::int64_t>(blockIdx.x) * kWarps + warp) * of_warp;
-    over = (static_cast<std::int64_t>(gridDim.x) * kWarps - 1) * of_warp;
+    const int of_warp = in_tile * R::kStep;
+    next = reinterpret_cast<const char*>(w.data) + wide_product(static_cast<int>(blockIdx.x) * kWarps + warp, of_warp);
+    over = wide_product(static_cast<int>(gridDim.x) * kWarps - 1, of_warp);
     __shared__ std::uint64_t memory_of_barriers[kWarps][R::kStages / Batch];
     barriers = static_cast<unsigned>(__cvta_generic_to_shared(memory_of_barriers[warp]));
 #if __CUDA_ARCH__ >= 900

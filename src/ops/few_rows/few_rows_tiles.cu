@@ -8,8 +8,7 @@ namespace few {
 namespace {
 
 // A block for each tile. The pieces of 16 bytes follow each other warp by warp, step by step, lower rows before upper ones, lane by lane.
-__global__ void __launch_bounds__(kThreads)
-    tiles_kernel(const char* w, std::int64_t ld, std::int64_t height, std::int64_t span, char* out) {
+__global__ void __launch_bounds__(kThreads) tiles_kernel(const char* w, std::int64_t ld, int height, int span, char* out) {
   TileRows rows = tile_rows(static_cast<int>(blockIdx.x), span);
   if (span == kTile) rows.low = min(rows.low, height - kTile), rows.high = rows.low + 8;  // the last may begin inside the one before it
   constexpr int kPiece = 16, kStep = Layout<std::int8_t>::kStep;
@@ -83,7 +82,8 @@ void few_rows_sum_weights(Context& ctx, const Tensor& w, const Tensor& beta, con
 void few_rows_tiles(Context& ctx, const Tensor& w, std::int64_t span, const Tensor& out) {
   static_assert(few::kTile == kTileRows && byte_rows(1) == kTileRows);
   const auto tiles = static_cast<unsigned>(byte_rows(w.rows()) / few::kTile);
-  few::tiles_kernel<<<tiles, few::kThreads, 0, stream(ctx)>>>(w.as<char>(), w.ld, w.rows(), span, out.as<char>());
+  few::tiles_kernel<<<tiles, few::kThreads, 0, stream(ctx)>>>(w.as<char>(), w.ld, static_cast<int>(w.rows()), static_cast<int>(span),
+                                                              out.as<char>());
   BHYT_CUDA(cudaMemcpyAsync(byte_scales(out), byte_scales(w), static_cast<std::size_t>(w.rows()) * sizeof(float), cudaMemcpyDeviceToDevice,
                             stream(ctx)));
   check_launch("few_rows_tiles");
