@@ -23,7 +23,8 @@ struct Settings {
   // " int8" where weights are rounded.
   std::string rounded() const { return repack.weights ? std::string(" ") + name_of(*repack.weights) : ""; }
   bool all_methods = false;  // norm, generation: every method, not only the model's
-  // generation: answers of these lengths, the shorter ones as the longest begin; batches that nobody times, and timed ones of each repetition.
+  // generation: answers of these lengths, the shorter ones as the longest begin; batches that nobody times, and timed ones of each
+  // repetition.
   std::vector<std::int64_t> new_tokens = {128, 512, 1024};
   int warmup = 8, timed = 32;
   std::int64_t requests = 256;                                               // requests: how many

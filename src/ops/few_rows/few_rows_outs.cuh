@@ -1,6 +1,8 @@
 // What becomes of the products of few_rows.cu.
 #pragma once
 
+#include <type_traits>
+
 #include "ops/attention/paged.h"
 #include "ops/few_rows/few_rows.cuh"
 
