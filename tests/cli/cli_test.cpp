@@ -299,15 +299,18 @@ TEST(Bench, SeveralBatchesAreSeveralMeasurements) {
 TEST(Bench, GenerationThroughTheEngine) {
   const Outcome run =
       bhyt({"bench",           "generation", "requests",         "--json",    "--reps",     "2", "--warmup",          "1",
-            "--timed",         "1",          "--new-tokens",     "3,5",       "--requests", "9", "model.preset=tiny", "train.batch=2",
+            "--timed",         "1",          "--new-tokens",     "5,3,5",     "--requests", "9", "model.preset=tiny", "train.batch=2",
             "data.seq_len=40", "dtype=fp32", "norm.method=bhyt", "device=cpu"});
   ASSERT_EQ(run.code, 0) << run.err;
   std::vector<std::string> tests;
+  std::vector<double> ms;
   for (const Json& r : Json::parse(run.out)) {
     tests.push_back(r.at("test"));
+    ms.push_back(r.at("ms"));
     EXPECT_GT(r.at("tok_s").get<double>(), 0);
     EXPECT_GT(r.at("fraction").get<double>(), 0);
   }
+  EXPECT_LT(ms.at(0), ms.at(1));  // the shorter answers are the beginning of the longer ones
   EXPECT_EQ(tests, (std::vector<std::string>{"generation tiny 2×40+3 bhyt", "generation tiny 2×40+5 bhyt",
                                              "requests tiny 9 of up to 40+20 bhyt"}));
   EXPECT_FALSE(has(run.err, "may be worse")) << run.err;

@@ -23,6 +23,12 @@ struct Nothing {
   __device__ void settle() {}
 };
 
+// OfTile of an Out whose columns are the lower rows of w.
+struct Column {
+  int column;
+  __device__ __forceinline__ explicit Column(TileRows rows) : column(rows.low + Lane().row) { made_before(column); }
+};
+
 // What becomes of a tile's sums. OfTile is where they belong. OfRows is what an Out needs of a lane's rows of x: made of what is learned
 // before the previous kernel has ended; ask() begins to load what that one wrote; settle() computes with it, while other warps still
 // multiply. Out's ask() begins to load what store() needs beside the sums of a tile, before they are known. Loads do not depend on whether
@@ -238,14 +244,8 @@ struct SwigluOut {
 
   __device__ TileRows rows(int tile) const { return {tile * 8, width + tile * 8}; }
   using OfRows = Nothing;
-  struct OfTile {
-    int column;
-  };
-  __device__ __forceinline__ OfTile of_tile(int tile) const {
-    OfTile t{rows(tile).low + Lane().row};
-    made_before(t.column);
-    return t;
-  }
+  using OfTile = Column;
+  __device__ __forceinline__ OfTile of_tile(int tile) const { return Column(rows(tile)); }
   struct Asked {};
   __device__ Asked ask(OfTile, int, OfRows) const { return {}; }
   __device__ void store(OfTile t, const float (&c)[4], int n, OfRows, Asked) const {
@@ -267,14 +267,8 @@ struct LogitsOut {
     return {low, low + 8};
   }
   using OfRows = Nothing;
-  struct OfTile {
-    int column;
-  };
-  __device__ __forceinline__ OfTile of_tile(int tile) const {
-    OfTile t{rows(tile).low + Lane().row};
-    made_before(t.column);
-    return t;
-  }
+  using OfTile = Column;
+  __device__ __forceinline__ OfTile of_tile(int tile) const { return Column(rows(tile)); }
   struct Asked {};
   __device__ Asked ask(OfTile, int, OfRows) const { return {}; }
   __device__ void store(OfTile t, const float (&c)[4], int n, OfRows, Asked) const {
