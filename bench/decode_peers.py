@@ -8,7 +8,7 @@ The peer is what one writes for speed in PyTorch: a plain module over weights th
 one), a cache of fixed length, scaled_dot_product_attention, the likeliest token taken on the device, the whole step under torch.compile with CUDA graphs
 (mode reduce-overhead, on a CPU the default mode). Ours is `bhyt bench decode`, whose tokens are given. By turns; prints a JSON line for each
 measurement and a table of ratios at the end. With --new-tokens it is the peer alone, by the protocol of `bhyt bench generation`: prompts
-of --context tokens, compiled too, then as many new tokens.
+of --context tokens, compiled too, then as many new tokens; each number of them in runs of its own.
 """
 import argparse
 import json

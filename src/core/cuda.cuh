@@ -60,17 +60,6 @@ __device__ __forceinline__ void store1(bf16* p, float v) {
   const __nv_bfloat16 b = __float2bfloat16_rn(v);
   p->bits = *reinterpret_cast<const unsigned short*>(&b);
 }
-// The value that store1 would leave behind.
-template <class T>
-__device__ __forceinline__ float rounded(float v);
-template <>
-__device__ __forceinline__ float rounded<float>(float v) {
-  return v;
-}
-template <>
-__device__ __forceinline__ float rounded<bf16>(float v) {
-  return __bfloat162float(__float2bfloat16_rn(v));
-}
 
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll

@@ -310,7 +310,7 @@ TEST(Bench, GenerationThroughTheEngine) {
     EXPECT_GT(r.at("tok_s").get<double>(), 0);
     EXPECT_GT(r.at("fraction").get<double>(), 0);
   }
-  EXPECT_LT(ms.at(0), ms.at(1));  // the shorter answers are the beginning of the longer ones
+  EXPECT_LT(ms.at(0), ms.at(1));  // shorter answers are the beginning of the longer ones, and take less
   EXPECT_EQ(tests, (std::vector<std::string>{"generation tiny 2×40+3 bhyt", "generation tiny 2×40+5 bhyt",
                                              "requests tiny 9 of up to 40+20 bhyt"}));
   EXPECT_FALSE(has(run.err, "may be worse")) << run.err;

@@ -36,9 +36,9 @@ In in_of(const FewRows& r) {
 }
 
 // A block's shared memory decides what lies on a multiprocessor with it. Two blocks of one kernel should not: begun while the kernel before
-// is still at work, they find two places on some multiprocessors and none on others, and a step of Llama-1B takes up to 5 % longer. So a
-// block takes more than half, whatever it needs. But attention's projection may lie beside the blocks of q, k and v with one or two rows,
-// and so have its weights early.
+// is still at work, they find two places on some multiprocessors and none on others, and a step of Llama-1B takes 3 to 5 % longer. So a
+// block takes more than half, whatever it needs. But attention's projection with one or two rows takes what it needs: its blocks lie beside
+// those of q, k and v where both fit, and so have their weights early.
 std::size_t shared_of(Context& ctx, std::size_t needed, bool beside) {
   return beside ? needed : std::max(needed, shared_bytes(ctx) / 2 + 1);
 }
@@ -63,7 +63,7 @@ void launch(Context& ctx, const In& in, const Tensor& w, int tiles, const Out& o
   const int blocks = std::min(tiles, multiprocessors(ctx)), of_block = (tiles + blocks - 1) / blocks;
   const WeightMatrix<W> matrix{w.as<W>(), L::kBytes ? byte_scales(w) : nullptr, static_cast<int>(w.ld), tiles, std::min(kWarps, of_block)};
   const bool beside = lies_beside<Out>(in, of_block * in.columns / L::kSlice);
-  if constexpr (How == Rows::plain && !Out::kAfterNorms)  // with two rows a smaller one still is quicker, with one it is not
+  if constexpr (How == Rows::plain && !Out::kAfterNorms)  // with two rows fewer steps under way are quicker, with one they are not
     if (beside && in.rows == 2) return launch_with<Ring<kFewSteps>, W, How>(ctx, in, matrix, blocks, beside, out);
   launch_with<Ring<kSteps>, W, How>(ctx, in, matrix, blocks, beside, out);
 }

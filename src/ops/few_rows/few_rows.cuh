@@ -65,7 +65,7 @@ __device__ __forceinline__ void made_before(T*& pointer) {
   asm volatile("" : "+l"(pointer));
 }
 __device__ __forceinline__ void made_before(int& number) { asm volatile("" : "+r"(number)); }
-// Places of rows: one instruction, where both as 64 bits are four.
+// Where a row begins: 32 bits times 32 is one instruction, 64 times 64 is four.
 __device__ __forceinline__ std::int64_t wide_product(int a, int b) { return static_cast<std::int64_t>(a) * b; }
 
 // Sixteen bytes to shared memory; what follows up to 256 comes near, for the next steps ask for it.

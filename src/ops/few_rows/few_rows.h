@@ -10,7 +10,7 @@
 namespace bhyt {
 
 constexpr std::int64_t kFewRows = 8;
-constexpr std::int64_t kVeryFewRows = 2;       // that blocks would rather read again than keep; they count a norm's sums on the way
+constexpr std::int64_t kVeryFewRows = 2;       // a norm's sums of so few are made on the way, while the first tile is multiplied
 constexpr std::int64_t kFewRowsWidest = 4096;  // of what a block keeps in shared memory, eight rows of it beside the weights on their way
 
 // What is added to a product beside its rows' scales where a norm that takes the mean off, or has a β, is applied behind it: fp32 [O] each,
@@ -55,7 +55,8 @@ struct FewHeads {
 };
 void few_rows_qkv(Context& ctx, const FewRows& in, const Tensor& w, const FewHeads& out);
 
-// y [N,O] = residual + x wᵀ, residual may be empty; then z = the norm of y where it needs no sum over the row (given, or none).
+// y [N,O] = residual + x wᵀ, residual may be empty; then z = the norm of y where it needs no sum over the row (given, or none). What that
+// norm learns, its constant and corrections must not be what the kernel before this one writes: they are read before it has ended.
 struct FewResidual {
   Tensor residual, y;
   const NormSite* site = nullptr;  // the norm of y that comes next

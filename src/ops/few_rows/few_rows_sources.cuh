@@ -100,7 +100,7 @@ struct TileSource {
         barrier_arrive(barrier, kBatchBytes);
         load_bytes(ring.place + stage * R::kStep, next, kBatchBytes, barrier, policy);
       }
-#else
+#else  // as much shared memory as Hopper's, but no code for it in the build: large Blackwells
 #pragma unroll
       for (int i = 0; i < 2 * Batch; ++i) fetch16_of_256(ring.chunk(stage, i), next + i * 512 + threadIdx.x % 32 * 16, policy);
 #endif
