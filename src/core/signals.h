@@ -1,5 +1,5 @@
 // SIGINT and SIGTERM while there is something to bring to a good end: the first asks to stop. SIGUSR1 counts as SIGTERM: mpirun passes it
-// on to its ranks at once, and does not kill them after it.
+// on to its ranks at once, and does not kill them after it. So does SIGHUP, a terminal that is closed, unless it is ignored (nohup).
 #pragma once
 
 #include "core/error.h"
@@ -16,6 +16,9 @@ class StopSignals {
 
   static int received();  // 0, SIGINT or SIGTERM; stays until the next one is made
 };
+
+// For threads of the program's own: handlers run in the main thread, which has a stack for them.
+void leave_signals_to_main_thread();
 
 // Work that a signal ended and that leaves nothing half-done: the program's exit code is 128 + signal.
 struct Interrupted : Error {

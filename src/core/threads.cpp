@@ -4,6 +4,8 @@
 
 #include <chrono>
 
+#include "core/signals.h"
+
 namespace bhyt {
 
 namespace {
@@ -66,6 +68,7 @@ void Threads::take_tasks(int worker) {
 }
 
 void Threads::work(int worker) {
+  leave_signals_to_main_thread();
   std::uint32_t seen = 0;
   while (true) {
     std::uint32_t now = wait_until(state_, [&](std::uint32_t s) { return s / kEpoch != seen; });
