@@ -33,9 +33,9 @@ struct ChatOptions {
   std::vector<std::string> words;
 };
 
-ChatTemplate choose_template(const std::string& named, const std::string& tokenizer_at, const Tokenizer& tokenizer) {
+ChatTemplate choose_template(const std::string& named, const std::string& tokenizer_at, const Tokenizer& tokenizer, Verify verify) {
   if (!named.empty()) return load_chat_template(named);
-  if (const auto own = own_chat_template(tokenizer_at, tokenizer)) {
+  if (const auto own = own_chat_template(tokenizer_at, tokenizer, verify)) {
     log::info("template {}, the tokenizer's own", own->name);
     return *own;
   }
@@ -73,19 +73,20 @@ class Session {
 
  private:
   bool next_line(std::string& line) const {
-    if (terminal_) fmt::print(stderr, "> ");
+    if (terminal_) log::print("> ");
     const bool more = static_cast<bool>(std::getline(std::cin, line));
-    if (terminal_ && !more) fmt::print(stderr, "\n");
+    if (terminal_ && !more) log::print("\n");
     return more;
   }
 
   void answer(const std::string& message) {
     try {
+      const log::Later later(isatty(STDOUT_FILENO) == 1);  // not between the words
       int signal = 0;
       const Talk::Answer answer = listen(message, signal);
       tell(answer);
       if (signal == SIGTERM) throw Interrupted(signal);
-    } catch (const Talk::TooLong& e) {
+    } catch (const UsageError& e) {  // of this message: the conversation goes on without it
       log::warning("{}", e.what());
     }
   }
@@ -118,7 +119,7 @@ class Session {
   static const std::vector<Command>& commands() {
     static const std::vector<Command> table = {
         {"/reset", "", "forget the conversation, keep the system message", &Session::reset},
-        {"/system", "TEXT", "set the system message; without TEXT there is none", &Session::system},
+        {"/system", "TEXT", "set the system message; without TEXT none but the template's own, if it has one", &Session::system},
         {"/save", "FILE", "write the conversation as JSON messages", &Session::save},
         {"/help", "", "these commands", &Session::help},
         {"/quit", "", "end (so does the end of the input)", &Session::quit},
@@ -140,8 +141,11 @@ class Session {
   }
 
   void system(const std::string& text) {
+    if (!text.empty() && !talk_.format().takes_system())
+      return log::warning("template {} has no place for a system message", talk_.format().row().name);
     talk_.set_system(text.empty() ? std::nullopt : std::optional(text));
-    log::info("{}", text.empty() ? "no system message" : "the system message is set");
+    const bool own = text.empty() && talk_.format().row().default_system;
+    log::info("{}", own ? "the template's own system message" : text.empty() ? "no system message" : "the system message is set");
   }
 
   void save(const std::string& file) {
@@ -150,7 +154,7 @@ class Session {
     const nlohmann::ordered_json all{{"messages", messages}};
     try {
       check(!file.empty(), "expected /save FILE");
-      replace_synced(std::filesystem::absolute(file), all.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+      save_as(file, all.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
       log::info("{} messages in {}", messages.size(), file);
     } catch (const Error& e) {
       log::warning("{}", e.what());
@@ -160,7 +164,7 @@ class Session {
   }
 
   void help(const std::string&) {
-    for (const Command& c : commands()) fmt::print(stderr, "  {:<14} {}\n", fmt::format("{} {}", c.name, c.argument), c.help);
+    for (const Command& c : commands()) log::print(fmt::format("  {:<14} {}\n", fmt::format("{} {}", c.name, c.argument), c.help));
   }
 
   void quit(const std::string&) { over_ = true; }
@@ -195,12 +199,15 @@ int cmd_chat(const Args& args) {
   const auto model = load_with_adapter(ctx, checkpoint, adapter, where.dtype, o.repack.how(), o.repack.loading());
   const std::string home = tokenizer_home(checkpoint, adapter);
   const auto tokenizer = open_tokenizer(home, o.tokenizer, model->config().vocab, o.model.verify());
-  const ChatFormat format(choose_template(o.chat_template, o.tokenizer.empty() ? home : o.tokenizer, *tokenizer), *tokenizer);
+  const ChatFormat format(choose_template(o.chat_template, o.tokenizer.empty() ? home : o.tokenizer, *tokenizer, o.model.verify()),
+                          *tokenizer);
   for (const SpecialToken& t : format.missing())
     check_usage(t.text != format.row().tokens.front(),
                 "template {} ends answers with {}, which the tokenizer does not have: another --template", format.row().name, t.text);
+  check_usage(!app.count("--system") || format.takes_system(), "template {} has no place for a system message", format.row().name);
   std::vector<TokenId> stops = format.stops();
-  for (const std::int64_t id : model->config().eos) stops.push_back(static_cast<TokenId>(id));
+  for (const std::int64_t id : model->config().eos)
+    if (id < model->config().vocab) stops.push_back(static_cast<TokenId>(id));
   if (!app.count("--context")) o.limits.context = trained_length(model->config());
   check_usage(o.limits.context >= 1, "context must be at least 1, got {}", o.limits.context);
   Engine engine(ctx, *model,

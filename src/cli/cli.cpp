@@ -1,16 +1,19 @@
 #include "cli/cli.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <csignal>
 #include <filesystem>
 #include <map>
 #include <new>
+#include <system_error>
 #include <thread>
 
 #include "bhyt_version.h"
@@ -23,6 +26,7 @@
 #include "model/checkpoint_files.h"
 #include "ops/gemm/gemm.h"
 #include "parallel/launch.h"
+#include "train/config.h"
 
 namespace bhyt::cli {
 
@@ -52,17 +56,17 @@ constexpr Command kCommands[] = {
 // --help was asked for and printed: unwinds to run().
 struct Finished {};
 
-void print_help(std::FILE* to) {
-  fmt::print(to,
-             "bhyt {}: train and study Llama-style models under any normalization\n\n"
-             "usage: bhyt <command> [CONFIG.yaml] [key=value ...] [--flags]\n\n",
-             BHYT_VERSION);
-  for (const Command& c : kCommands) fmt::print(to, "  {:<10} {}\n", c.name, c.summary);
-  fmt::print(to,
-             "\n  help COMMAND   what a command takes (also: bhyt COMMAND --help)\n"
-             "  --version      version, commit, compiler, backends, devices\n\n"
-             "Data goes to stdout, messages to stderr. Exit codes: 0 done, 1 the work failed, 2 wrong usage or config,\n"
-             "130/143 interrupted after saving.\n");
+std::string help_text() {
+  std::string text = fmt::format(
+      "bhyt {}: train and study Llama-style models under any normalization\n\n"
+      "usage: bhyt <command> [CONFIG.yaml] [key=value ...] [--flags]\n\n",
+      BHYT_VERSION);
+  for (const Command& c : kCommands) text += fmt::format("  {:<10} {}\n", c.name, c.summary);
+  return text +
+         "\n  help COMMAND   what a command takes (also: bhyt COMMAND --help)\n"
+         "  --version      version, commit, compiler, backends, devices\n\n"
+         "Data goes to stdout, messages to stderr. Exit codes: 0 done, 1 the work failed, 2 wrong usage or config,\n"
+         "130/143 interrupted after saving.\n";
 }
 
 void print_version() {
@@ -88,13 +92,13 @@ const Command& find(const std::string& name) {
 
 int dispatch(std::vector<std::string> args) {
   if (args.empty()) {
-    print_help(stderr);
+    log::print(help_text());
     return 2;
   }
   const std::string first = args.front();
   args.erase(args.begin());
   if (first == "--version" || first == "-V") return print_version(), 0;
-  if (first == "--help" || first == "-h" || (first == "help" && args.empty())) return print_help(stdout), 0;
+  if (first == "--help" || first == "-h" || (first == "help" && args.empty())) return fmt::print("{}", help_text()), 0;
   if (first == "help") {
     const std::string command = args.front();
     args.erase(args.begin());
@@ -124,6 +128,8 @@ std::string in_our_words(const CLI::App& command, const CLI::ParseError& error) 
     const char* expected = type == "FLOAT" ? "a number" : type == "UINT" ? "a whole number from 0" : "a whole number";
     return fmt::format("{}: expected {}, got {}", name, expected, said.substr(std::min(equals + 3, said.size())));
   }
+  if (const std::size_t twice = said.find(": At Most 1 required but received"); twice != std::string::npos)
+    return said.substr(0, twice) + " was given more than once";
   if (said.find(missing) != std::string::npos && said.ends_with(" missing")) return said.substr(0, said.find(':')) + " has no value";
   if (said == "A subcommand is required") return "expected a command";
   return said;
@@ -207,7 +213,11 @@ std::filesystem::path ModelOption::find_adapter() const { return adapter.empty()
 CLI::Validator count() {
   const auto plain = [](std::string& text) -> std::string {
     const std::optional<double> n = schema::parse_count(text);
-    if (!n) return "";  // a plain number, or what the option itself refuses
+    if (!n) {  // a plain number, or what the option itself refuses
+      std::int64_t ignored = 0;
+      const bool large = std::from_chars(text.data(), text.data() + text.size(), ignored).ec == std::errc::result_out_of_range;
+      return large ? fmt::format("expected a whole number of at most {}, got {}", std::numeric_limits<std::int64_t>::max(), text) : "";
+    }
     if (*n != std::floor(*n) || std::fabs(*n) > 9e15) return fmt::format("expected a whole number, got {}", text);
     text = fmt::format("{:.0f}", *n);
     return "";
@@ -244,8 +254,8 @@ Placement take_placement(const std::vector<std::string>& words, const char* devi
     } else if (key == "threads") {
       const char* end = value.data() + value.size();
       const auto [stop, error] = std::from_chars(value.data(), end, threads);
-      check_usage(value == "auto" || (error == std::errc() && stop == end && threads >= 1),
-                  "threads must be auto or a number from 1, got {}", value);
+      check_usage(value == "auto" || (error == std::errc() && stop == end && threads >= 1 && threads <= train::kMostThreads),
+                  "threads must be auto or a number from 1 to {}, got {}", train::kMostThreads, value);
     } else {
       throw UsageError(fmt::format("unknown key {}; expected device, dtype or threads", key));
     }
@@ -256,8 +266,23 @@ Placement take_placement(const std::vector<std::string>& words, const char* devi
   return p;
 }
 
+// A file that is opened where stdin, stdout or stderr is closed would be read and written as one of them: a checkpoint, say. What takes the
+// place of each fails as a closed one does.
+void keep_standard_files_apart() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (::fcntl(fd, F_GETFD) < 0 && errno == EBADF) [[maybe_unused]]
+      const int taken = ::open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+}
+
+// Whether everything that was printed has reached stdout.
+bool stdout_is_whole() {
+  const bool flushed = std::fflush(stdout) == 0;
+  return flushed && std::ferror(stdout) == 0;
+}
+
 int run(int argc, char** argv) {
   int code = 1;
+  keep_standard_files_apart();
   std::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes shows as a write that fails
   try {
     code = dispatch({argv + 1, argv + argc});
@@ -274,11 +299,14 @@ int run(int argc, char** argv) {
     code = report_error(e.what(), 1);
   } catch (const std::filesystem::filesystem_error& e) {
     code = report_error(fmt::format("{}: {}", e.path2().empty() ? e.path1().string() : e.path2().string(), e.code().message()), 1);
+  } catch (const std::system_error& e) {
+    const bool printing = std::ferror(stdout) != 0;
+    code = report_error(printing ? fmt::format("could not write to stdout: {}", e.code().message()) : e.what(), 1);
   } catch (const std::exception& e) {
     code = report_error(fmt::format("a mistake in the program: {}. Please report it with the command that led here", e.what()), 1);
   }
   // A full disk behind stdout must not look like success.
-  if (std::fflush(stdout) != 0 && code == 0) code = report_error("could not write to stdout", 1);
+  if (!stdout_is_whole() && code == 0) code = report_error("could not write to stdout", 1);
   parallel::leave(code);
   return code;
 }

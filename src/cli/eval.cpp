@@ -98,8 +98,7 @@ void check_files(const EvalFlags& f) {
   check_usage(!same(f.samples, f.requests), "--samples {} is the file of --requests: writing to it would destroy it", f.samples);
   check_usage(!same(f.samples, f.html), "--samples and --html name the same file, {}", f.html);
   if (f.html.empty()) return;
-  check_usage(f.force || !is_there(f.html), "--html {} already exists; --force replaces it", f.html);
-  check_output_folder(std::filesystem::absolute(f.html).parent_path().string());
+  check_output_file(f.html, f.force, "--html");
 }
 
 // `paper` brings its own number of examples and seeds.
@@ -149,7 +148,7 @@ class Subject {
     if (!f.chat_template.empty())
       row = load_chat_template(f.chat_template);
     else
-      row = own_chat_template(at, *tokenizer_);
+      row = own_chat_template(at, *tokenizer_, f.verify());
     check_usage(row.has_value(), "--chat: the tokenizer of {} has no chat template; --template NAME chooses one of {}", f.models[i],
                 chat_template_names());
     chat_.emplace(*row, *tokenizer_);

@@ -1,4 +1,6 @@
 // bhyt generate: continue prompts.
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -61,7 +63,8 @@ std::vector<TokenId> stop_ids(const Job& job) {
   for (const TokenId id : ids) check_usage(id >= 0 && id < vocab, "--stop-id {} is not below the model's vocabulary of {}", id, vocab);
   if (!job.tokenizer || job.options.ignore_eos) return ids;
   for (const TokenId id : job.tokenizer->stops()) ids.push_back(id);
-  for (const std::int64_t id : job.model.config().eos) ids.push_back(static_cast<TokenId>(id));
+  for (const std::int64_t id : job.model.config().eos)
+    if (id < vocab) ids.push_back(static_cast<TokenId>(id));
   return ids;
 }
 
@@ -140,6 +143,7 @@ void print_line(const Json& j) { fmt::print("{}\n", j.dump(-1, ' ', false, Json:
 
 // Shows the text of one answer as it comes.
 void stream(Job& job, Answer& answer, std::size_t prompt_tokens) {
+  const log::Later later(isatty(STDOUT_FILENO) == 1);  // not between the words
   StopTexts texts(job.options.stops);
   Utf8Stream whole;
   while (const auto token = answer.next()) {
@@ -153,8 +157,10 @@ void stream(Job& job, Answer& answer, std::size_t prompt_tokens) {
   fmt::print("{}{}\n", last, whole.rest());
   if (!log::stderr_is_terminal()) return;
   const Answered a = answer.wait();
-  log::info("{} prompt tokens in {:.2f} s, {} new at {:.1f} tok/s", prompt_tokens, a.prompt_seconds, a.tokens.size(),
-            static_cast<double>(a.tokens.size()) / std::max(a.decode_seconds, 1e-9));
+  const std::size_t behind_first = a.tokens.size() - std::min<std::size_t>(a.tokens.size(), 1);
+  const double rate = static_cast<double>(behind_first) / std::max(a.decode_seconds, 1e-9);
+  log::info("{} prompt tokens in {:.2f} s, {} new{}", prompt_tokens, a.prompt_seconds, a.tokens.size(),
+            behind_first > 0 ? fmt::format(" at {:.1f} tok/s", rate) : "");
 }
 
 // One line for each answer: JSON with --json, else its text or its ids as JSON has them. False where it failed.
@@ -234,6 +240,7 @@ void check_options(const Options& o) {
   check_usage(!o.ids || o.stops.empty(), "--stop is a text, and --ids has none: use --stop-id");
   check_usage(!o.logprobs || o.json, "--logprobs goes with --json");
   for (const std::string& text : o.stops) check_usage(!text.empty(), "--stop must not be empty");
+  check_sampling(o.sampling);
 }
 
 }  // namespace
@@ -245,11 +252,11 @@ int cmd_generate(const Args& args) {
   parse(app, args);
   check_options(o);
   const Placement where = take_placement(o.words, "auto");
+  Prompts prompts = read_prompts(app.count("--prompt") ? &o.prompt : nullptr, app.count("--prompt-file") ? &o.prompt_file : nullptr, o.ids);
   Context ctx(where.device, where.threads);
   const std::filesystem::path checkpoint = o.model.find(), adapter = o.model.find_adapter();
   const auto model = load_with_adapter(ctx, checkpoint, adapter, where.dtype, o.repack.how(), o.repack.loading());
-  Job job{.options = o, .model = *model, .tokenizer = nullptr, .prompts = {}};
-  job.prompts = read_prompts(app.count("--prompt") ? &o.prompt : nullptr, o.prompt_file, o.ids);
+  Job job{.options = o, .model = *model, .tokenizer = nullptr, .prompts = std::move(prompts)};
   if (!o.ids)
     job.tokenizer = open_tokenizer(tokenizer_home(checkpoint, adapter), o.tokenizer, model->config().vocab, o.model.verify(),
                                    ", and --ids takes and gives token ids without");

@@ -1,9 +1,11 @@
 #include "cli/prompts.h"
 
+#include <cerrno>
 #include <charconv>
+#include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iostream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 
@@ -70,9 +72,17 @@ Prompts parse_lines(const std::string& text, const std::string& file, bool ids) 
 
 }  // namespace
 
-Prompts read_prompts(const std::string* prompt, const std::string& file, bool ids) {
-  if (!prompt && file.ends_with(".jsonl")) return parse_lines(read_prompt_file(file), file, ids);
-  const std::string text = prompt ? *prompt : !file.empty() ? read_prompt_file(file) : read_all(std::cin);
+std::string read_stdin() {
+  std::string text;
+  char buffer[1 << 16];
+  for (std::size_t n = 0; (n = std::fread(buffer, 1, sizeof buffer, stdin)) > 0;) text.append(buffer, n);
+  check(!std::ferror(stdin), "cannot read stdin: {}", std::strerror(errno));
+  return text;
+}
+
+Prompts read_prompts(const std::string* prompt, const std::string* file, bool ids) {
+  if (!prompt && file && file->ends_with(".jsonl")) return parse_lines(read_prompt_file(*file), *file, ids);
+  const std::string text = prompt ? *prompt : file ? read_prompt_file(*file) : read_stdin();
   Prompts out;
   out.all.push_back(ids ? Prompt{.text = "", .ids = parse_ids(text), .where = ""} : Prompt{.text = text, .ids = {}, .where = ""});
   return out;

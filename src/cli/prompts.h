@@ -19,8 +19,11 @@ struct Prompts {
   bool listed = false;  // they came line by line
 };
 
-// --prompt where given, else --prompt-file, else stdin. A file whose name ends in .jsonl holds one {"prompt": TEXT} a line, with `ids` one
+// The prompt or the file that is given (the other null), else stdin. A file whose name ends in .jsonl holds one {"prompt": TEXT} a line, with `ids` one
 // array of ids a line. Ids elsewhere: "5 17 3", "5,17,3" or "[5, 17, 3]". UsageError that names the line.
-Prompts read_prompts(const std::string* prompt, const std::string& file, bool ids);
+Prompts read_prompts(const std::string* prompt, const std::string* file, bool ids);
+
+// All of it; Error where it cannot be read.
+std::string read_stdin();
 
 }  // namespace bhyt::cli

@@ -4,13 +4,16 @@
 #include <charconv>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "cli/cli.h"
 #include "cli/commands.h"
+#include "cli/prompts.h"
 #include "cli/tokenizer_train.h"
 #include "core/check.h"
 #include "core/threads.h"
 #include "text/tokenizer.h"
+#include "train/config.h"
 
 namespace bhyt::cli {
 
@@ -20,14 +23,6 @@ struct CodeArgs {
   std::string tokenizer, out;
   bool no_special = false, special = false, lines = false, json = false, force = false;
 };
-
-std::string read_stdin() {
-  std::string text;
-  char buffer[1 << 16];
-  for (std::size_t n = 0; (n = std::fread(buffer, 1, sizeof buffer, stdin)) > 0;) text.append(buffer, n);
-  check(!std::ferror(stdin), "cannot read stdin");
-  return text;
-}
 
 void print_ids(const std::vector<TokenId>& ids) {
   fmt::memory_buffer out;
@@ -102,6 +97,17 @@ int convert(const CodeArgs& args) {
   return 0;
 }
 
+// Of what a tokenizer says of itself: the ids that it adds as a list, counts as numbers.
+nlohmann::ordered_json as_json(const std::string& name, const std::string& value) {
+  if (name.starts_with("adds_")) {
+    std::istringstream words(value);  // or "nothing"
+    return std::vector<TokenId>(std::istream_iterator<TokenId>(words), {});
+  }
+  std::int64_t count = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), count);
+  return error == std::errc() && end == value.data() + value.size() ? nlohmann::ordered_json(count) : nlohmann::ordered_json(value);
+}
+
 int info(const CodeArgs& args) {
   const auto t = load_tokenizer(args.tokenizer);
   nlohmann::ordered_json j{{"kind", t->kind()}, {"vocab_size", t->vocab_size()}};
@@ -109,7 +115,7 @@ int info(const CodeArgs& args) {
   j["end_of_text"] = t->end_of_text() ? nlohmann::ordered_json(*t->end_of_text()) : nullptr;
   j["stops"] = t->stops();
   j["fingerprint"] = fmt::format("{:016x}", t->fingerprint());
-  for (const auto& [name, value] : t->details()) j[name] = value;
+  for (const auto& [name, value] : t->details()) j[name] = args.json ? as_json(name, value) : nlohmann::ordered_json(value);
   const auto special = t->special_tokens();
   if (args.json) {
     j["special_tokens"] = nlohmann::ordered_json::object();
@@ -136,7 +142,7 @@ int cmd_tokenizer(const Args& args) {
   trainer->add_option("--vocab", t.vocab, "tokens, with the 256 bytes and the special ones: 4096, 32K")->required()->transform(count());
   trainer->add_option("--out", t.out, "folder to write tokenizer.json and its companions to")->required();
   trainer->add_flag("--force", t.force, "replace the tokenizer that is there");
-  trainer->add_option("--threads", t.threads, "default: all cores")->check(between(1));
+  trainer->add_option("--threads", t.threads, "default: all cores")->check(between(1, train::kMostThreads));
   trainer->add_option("--key", t.key, "key of the text in JSONL")->capture_default_str();
   trainer->add_option("--special", t.special, "special tokens instead of the usual five, separated by commas")->delimiter(',');
   trainer->add_option("files", t.files, "files, folders or globs")->required();

@@ -15,7 +15,15 @@ namespace {
 std::mutex mutex;
 std::FILE* file = nullptr;
 bool quiet = false, silent = false;
+bool later = false;      // lines wait here:
+std::string waiting;
 bool line_open = false;  // a progress line stands on the terminal without its newline
+
+// Where nobody reads any more (a terminal that was closed, a full disk), work goes on without.
+void put(std::FILE* to, const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), to);
+  std::fflush(to);
+}
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 }  // namespace
@@ -31,28 +39,40 @@ void write(Level level, const std::string& text) {
   std::lock_guard lock(mutex);
   const char* tag = level == Level::error ? "error: " : level == Level::warning ? "warning: " : "";
   if (level == Level::error || (!silent && (!quiet || level != Level::info))) {
-    if (line_open) fmt::print(stderr, "\r\033[K");
+    const char* clear = line_open ? "\r\033[K" : "";
     line_open = false;
-    if (*tag && use_color())
-      fmt::print(stderr, "\033[1;{}m{}\033[0m{}\n", level == Level::error ? 31 : 33, tag, text);
+    const std::string line = *tag && use_color()
+                                 ? fmt::format("{}\033[1;{}m{}\033[0m{}\n", clear, level == Level::error ? 31 : 33, tag, text)
+                                 : fmt::format("{}{}{}\n", clear, tag, text);
+    if (later)
+      waiting += line;
     else
-      fmt::print(stderr, "{}{}\n", tag, text);
+      put(stderr, line);
   }
-  if (file) {
-    fmt::print(file, "{:%Y-%m-%d %H:%M:%S} {}{}\n", fmt::localtime(std::time(nullptr)), tag, text);
-    std::fflush(file);
-  }
+  if (file) put(file, fmt::format("{:%Y-%m-%d %H:%M:%S} {}{}\n", fmt::localtime(std::time(nullptr)), tag, text));
+}
+
+void print(const std::string& text) {
+  std::lock_guard lock(mutex);
+  put(stderr, text);
+}
+
+Later::Later(bool on) {
+  std::lock_guard lock(mutex);
+  later = on;
+}
+Later::~Later() {
+  std::lock_guard lock(mutex);
+  later = false;
+  if (!waiting.empty()) put(stderr, waiting);
+  waiting.clear();
 }
 
 void status(const std::string& text) {
   if (quiet || silent) return;
   std::lock_guard lock(mutex);
   line_open = stderr_is_terminal();
-  if (line_open)
-    fmt::print(stderr, "\r\033[K{}", text);
-  else
-    fmt::print(stderr, "{}\n", text);
-  std::fflush(stderr);
+  put(stderr, line_open ? "\r\033[K" + text : text + "\n");
 }
 
 void open_file(const std::string& path) {
@@ -130,12 +150,11 @@ void Progress::draw(const std::string& note, bool last) {
   if (!note.empty()) line += "  " + note;
   std::lock_guard lock(mutex);
   if (stderr_is_terminal()) {
-    fmt::print(stderr, "\r\033[K{}{}", line, last ? "\n" : "");
+    put(stderr, "\r\033[K" + line + (last ? "\n" : ""));
     line_open = !last;
   } else {
-    fmt::print(stderr, "{}\n", line);
+    put(stderr, line + "\n");
   }
-  std::fflush(stderr);
 }
 
 }  // namespace bhyt::log

@@ -24,6 +24,16 @@ void warning(fmt::format_string<Args...> f, Args&&... args) {
   write(Level::warning, fmt::format(f, std::forward<Args>(args)...));
 }
 
+void print(const std::string& text);  // to stderr, as it is: a prompt, a table that is drawn again
+
+// While one lives, and if it is on, messages wait: something else is being written to the terminal.
+struct Later {
+  explicit Later(bool on);
+  ~Later();
+  Later(const Later&) = delete;
+  Later& operator=(const Later&) = delete;
+};
+
 // A line about the state of things: redrawn on a terminal, a plain line elsewhere; never in the log file.
 void status(const std::string& text);
 

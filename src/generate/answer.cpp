@@ -27,12 +27,13 @@ void AnswerState::begin(std::int64_t shared_tokens) {
   all_.shared_tokens = shared_tokens;
 }
 
-void AnswerState::push(const AnswerToken& token) {
+bool AnswerState::push(const AnswerToken& token) {
   const std::lock_guard lock(mutex_);
-  if (over_) return;
+  if (over_) return false;
   if (first_ == 0) first_ = seconds();
   all_.tokens.push_back(token);
   changed_.notify_all();
+  return true;
 }
 
 void AnswerState::push(const TokenScore& score) {

@@ -31,9 +31,9 @@ std::vector<ChatMessage> Talk::messages() const { return seen_from(0); }
 std::vector<TokenId> Talk::make_room(Answer& answer) {
   const std::int64_t room = std::min(limits_.max_tokens, std::max<std::int64_t>(1, limits_.context / 2));
   std::size_t first = first_;
-  std::vector<TokenId> prompt = format_.prompt(seen_from(first));
+  std::vector<TokenId> prompt = format_.prompt(seen_from(first), ChatFormat::Missing::are_text);
   for (; std::ssize(prompt) + room > limits_.context && first + 1 < turns_.size(); first += 2)
-    prompt = format_.prompt(seen_from(first + 2));
+    prompt = format_.prompt(seen_from(first + 2), ChatFormat::Missing::are_text);
   if (std::ssize(prompt) >= limits_.context)
     throw TooLong(fmt::format("the message is too long: {} tokens with what stands around it, of {} that question and answer have together",
                               prompt.size(), limits_.context));

@@ -38,6 +38,7 @@ class Talk {
   };
 
   Talk(const ChatFormat& format, Limits limits, Continue more);
+  const ChatFormat& format() const { return format_; }
   Answer say(const std::string& message, const Show& show);
   void set_system(std::optional<std::string> text) { system_ = std::move(text); }
   void reset();                               // all but the system message

@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "core/log.h"
+#include "core/signals.h"
 #include "generate/stepper.h"
 #include "machine/machine.h"
 
@@ -17,8 +18,9 @@ void check_sampling(const Sampling& s) {
   check_usage(s.top_k >= 0, "top-k must be at least 0 (0 = all), got {}", s.top_k);
   check_usage(s.top_p > 0 && s.top_p <= 1, "top-p must be greater than 0 and at most 1, got {}", s.top_p);
   check_usage(s.min_p >= 0 && s.min_p <= 1, "min-p must be from 0 to 1, got {}", s.min_p);
-  check_usage(static_cast<float>(s.repetition_penalty) > 0 && finite(s.repetition_penalty),
-              "repetition-penalty must be greater than 0 (1 = none), got {}", s.repetition_penalty);
+  constexpr double kMost = 1e30;  // beyond it logits would be infinite
+  check_usage(s.repetition_penalty >= 1 / kMost && s.repetition_penalty <= kMost,
+              "repetition-penalty must be greater than 0, from {:g} to {:g} (1 = none), got {}", 1 / kMost, kMost, s.repetition_penalty);
 }
 
 std::int64_t affordable_pages(const Model& model) {
@@ -137,6 +139,7 @@ bool Engine::Worker::take_inbox() {
 }
 
 void Engine::Worker::work() {
+  leave_signals_to_main_thread();
   try {
     while (take_inbox()) {
       if (options_.interrupted && options_.interrupted()) scheduler_.end_all("");
@@ -197,7 +200,7 @@ void Engine::Worker::take_token(Sequence& s, const AnswerToken& token) {
         fmt::format("the logits behind token {} are not finite numbers: the weights may be damaged", std::ssize(s.tokens)));
   if (std::find(s.request.stops.begin(), s.request.stops.end(), token.id) != s.request.stops.end()) return s.answer->finish(Finish::stop);
   s.tokens.push_back(token.id);
-  s.answer->push(token);
+  if (!s.answer->push(token)) return;  // cancelled meanwhile
   if (s.request.stop && s.request.stop(token.id)) return s.answer->finish(Finish::stop);
   if (std::ssize(s.tokens) == s.most()) return s.answer->finish(Finish::length);
   if (s.slot >= 0) scheduler_.learn_pages(s);
@@ -208,7 +211,7 @@ void Engine::Worker::warn_if_beyond(std::int64_t length) {
   const std::int64_t trained = trained_length(model_.config());
   if (warned_ || trained <= 0 || length <= trained) return;
   warned_ = true;
-  log::warning("the text is now {} tokens long, the model was trained at {}: what follows may be worse", length, trained);
+  log::warning("the text has gone beyond the {} tokens that the model was trained at: what follows may be worse", trained);
 }
 
 void Engine::Worker::count() {

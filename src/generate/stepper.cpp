@@ -116,7 +116,7 @@ void Stepper::choose(const Tensor& logits, const Results& to, bool logprobs) {
 bool Stepper::seen_before(const std::vector<Scheduler::Part>& plan) {
   const bool decodes =
       std::all_of(plan.begin(), plan.end(), [](const auto& p) { return p.count == 1 && p.chooses && p.sequence->request.targets.empty(); });
-  return decodes && decoded_[plan.size()]++ > 1;
+  return decodes && (decoded_[plan.size()] > 1 || decoded_[plan.size()]++ > 1);
 }
 
 void Stepper::give(const std::vector<Scheduler::Part>& plan) {

@@ -76,8 +76,9 @@ void write_synced(const fs::path& file, std::string_view text) {
   if (::fsync(d.fd) != 0) fail_on("sync", file);
 }
 
-void replace_synced(const fs::path& file, std::string_view text) {
-  const fs::path beside = file.string() + ".tmp";
+namespace {
+
+void replace_by_way_of(const fs::path& beside, const fs::path& file, std::string_view text) {
   try {
     write_synced(beside, text);
     if (std::rename(beside.c_str(), file.c_str()) != 0) fail_on("rename to", file);
@@ -87,6 +88,21 @@ void replace_synced(const fs::path& file, std::string_view text) {
     throw;
   }
   sync_to_disk(file.parent_path());
+}
+
+}  // namespace
+
+void replace_synced(const fs::path& file, std::string_view text) { replace_by_way_of(file.string() + ".tmp", file, text); }
+
+void save_as(const fs::path& file, std::string_view text) {
+  const fs::path to = fs::weakly_canonical(fs::absolute(file));
+  const fs::file_status status = fs::status(to);
+  if (fs::exists(status) && !fs::is_regular_file(status) && !fs::is_directory(status)) {
+    const Descriptor d{open_or_fail(to, O_WRONLY)};
+    write_all(d.fd, text, to);
+    return;
+  }
+  replace_by_way_of(fmt::format("{}.{}.tmp", to.string(), ::getpid()), to, text);  // no file of the user's has that name
 }
 
 void cut_file(const fs::path& file, std::uintmax_t bytes) {

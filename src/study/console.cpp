@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "core/log.h"
+#include "io/json.h"
 #include "machine/machine.h"
 
 namespace bhyt::study {
@@ -48,7 +49,7 @@ void RunProgress::update(const fs::path& metrics) {
   in.seekg(static_cast<std::streamoff>(read_));
   for (std::string line; std::getline(in, line) && !in.eof();) {
     read_ += line.size() + 1;
-    const Json j = Json::parse(line, nullptr, false);
+    const Json j = json_or_discarded(line);
     if (!j.is_object() || !j.contains("tok_s") || !j["tok_s"].is_number()) continue;
     ++lines;
     step = j.value("step", step);
@@ -82,10 +83,18 @@ std::string tally_line(const Index& index, const Tally& tally) {
 
 std::string last_error(const fs::path& log, int code) {
   std::ifstream in(log, std::ios::binary);
-  std::string found;
+  std::string found;  // the last one, with the lines that belong to it
   const std::string tag = "error: ";
+  bool inside = false;
   for (std::string line; std::getline(in, line);)
-    if (line.starts_with(tag)) found = line.substr(tag.size());
+    if (line.starts_with(tag)) {
+      found = line.substr(tag.size());
+      inside = true;
+    } else if (line.starts_with("warning: ")) {
+      inside = false;
+    } else if (inside && !line.empty()) {
+      found += "\n" + line;
+    }
   if (!found.empty()) return found;
   return code > 128 ? fmt::format("ended by signal {}", code - 128) : fmt::format("ended with exit code {}; see {}", code, log.string());
 }
@@ -105,14 +114,12 @@ void LiveTable::draw(const Index& index, const Tally& tally, const std::vector<R
     text += cut(line, columns) + "\n";
   }
   lines_ = runs.size() + 1;
-  fmt::print(stderr, "{}", text);
-  std::fflush(stderr);
+  log::print(text);
 }
 
 void LiveTable::clear() {
   if (lines_ == 0) return;
-  fmt::print(stderr, "\033[{}A\033[J", lines_);
-  std::fflush(stderr);
+  log::print(fmt::format("\033[{}A\033[J", lines_));
   lines_ = 0;
 }
 

@@ -273,12 +273,12 @@ std::optional<ChatTemplate> recognise_chat_template(std::string_view jinja, cons
   return read_own_shape(text);
 }
 
-std::optional<ChatTemplate> own_chat_template(const std::filesystem::path& where, const Tokenizer& tokenizer) {
+std::optional<ChatTemplate> own_chat_template(const std::filesystem::path& where, const Tokenizer& tokenizer, Verify verify) {
   if (where == "bytes") return std::nullopt;  // built in
-  std::error_code error;
-  const std::filesystem::path folder = std::filesystem::is_directory(where, error) ? where : where.parent_path();
+  const std::filesystem::path folder = tokenizer_folder(where, verify);
   std::filesystem::path file = folder / "chat_template.jinja";
   std::string jinja;
+  std::error_code error;
   if (std::filesystem::is_regular_file(file, error))
     jinja = read_beside(file);
   else if (file = folder / "tokenizer_config.json"; std::filesystem::is_regular_file(file, error))

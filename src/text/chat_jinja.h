@@ -18,6 +18,6 @@ std::optional<ChatTemplate> recognise_chat_template(std::string_view jinja, cons
 
 // The row that the files beside a tokenizer name (chat_template.jinja, else tokenizer_config.json): nothing where they name none,
 // UsageError for one that is not known. `where` is what load_tokenizer took.
-std::optional<ChatTemplate> own_chat_template(const std::filesystem::path& where, const Tokenizer& tokenizer);
+std::optional<ChatTemplate> own_chat_template(const std::filesystem::path& where, const Tokenizer& tokenizer, Verify verify = Verify::yes);
 
 }  // namespace bhyt

@@ -119,7 +119,7 @@ void ChatFormat::walk(std::span<const ChatMessage> messages, const Put& put) con
   }
 }
 
-void ChatFormat::encode(std::string_view text, std::vector<TokenId>& ids) const {
+void ChatFormat::encode_all_tokens(std::string_view text, std::vector<TokenId>& ids) const {
   // The tokenizer does not know the missing ones: cut them out, the first to come first.
   while (!missing_.empty()) {
     const auto next = std::ranges::min_element(missing_, {}, [&](const SpecialToken& t) { return text.find(t.text); });
@@ -132,15 +132,22 @@ void ChatFormat::encode(std::string_view text, std::vector<TokenId>& ids) const 
   tokenizer_.encode(text, ids, {.special = true, .adds = false});
 }
 
+bool ChatFormat::takes_system() const {
+  return std::ranges::any_of(row_.system, [](const std::string& slot) { return slot.find(kContent) != std::string::npos; });
+}
+
 std::string ChatFormat::text(std::span<const ChatMessage> messages) const {
   std::string all;
   walk(messages, [&](const std::string& slot, bool) { all += slot; });
   return all;
 }
 
-std::vector<TokenId> ChatFormat::prompt(std::span<const ChatMessage> messages) const {
+std::vector<TokenId> ChatFormat::prompt(std::span<const ChatMessage> messages, Missing missing) const {
   std::vector<TokenId> ids;
-  encode(text(messages), ids);
+  if (missing == Missing::are_text)
+    tokenizer_.encode(text(messages), ids, {.special = true, .adds = false});
+  else
+    encode_all_tokens(text(messages), ids);
   return ids;
 }
 
@@ -150,14 +157,14 @@ std::vector<ChatFormat::Turn> ChatFormat::turns(std::span<const ChatMessage> mes
   walk(messages, [&](const std::string& slot, bool answer) {
     if (before && !answer) all.emplace_back();
     before = answer;
-    encode(slot, answer ? all.back().target : all.back().source);
+    encode_all_tokens(slot, answer ? all.back().target : all.back().source);
   });
   return all;
 }
 
 TokenId ChatFormat::token(std::string_view text) const {
   std::vector<TokenId> ids;
-  encode(text, ids);
+  encode_all_tokens(text, ids);
   check(ids.size() == 1, "[chat] expected a token of the template, got {}", text);
   return ids.front();
 }

@@ -50,11 +50,14 @@ class ChatFormat {
  public:
   ChatFormat(ChatTemplate row, const Tokenizer& tokenizer);  // UsageError where it needs an end token and the tokenizer has none
   const ChatTemplate& row() const { return row_; }
+  bool takes_system() const;  // whether it has a place for a system message
   const Tokenizer& tokenizer() const { return tokenizer_; }
 
   // Messages: a system message first or none, then user and assistant. After a user's, what opens the answer is there.
   std::string text(std::span<const ChatMessage> messages) const;
-  std::vector<TokenId> prompt(std::span<const ChatMessage> messages) const;  // of the whole text, as transformers gives it
+  // Of the whole text, as transformers gives it. Tokens that the vocabulary lacks are text to a model that was not trained with them.
+  enum class Missing { have_ids, are_text };
+  std::vector<TokenId> prompt(std::span<const ChatMessage> messages, Missing missing = Missing::have_ids) const;
   // What fine-tuning takes, each slot by itself: what is given, and the answer to learn from.
   struct Turn {
     std::vector<TokenId> source, target;
@@ -71,7 +74,7 @@ class ChatFormat {
   using Put = std::function<void(const std::string& slot, bool answer)>;
   void walk(std::span<const ChatMessage> messages, const Put& put) const;
   void walk_slots(const ChatSlots& slots, std::string_view content, bool answer, const Put& put) const;
-  void encode(std::string_view text, std::vector<TokenId>& ids) const;
+  void encode_all_tokens(std::string_view text, std::vector<TokenId>& ids) const;  // with the missing ones
 
   ChatTemplate row_;
   const Tokenizer& tokenizer_;

@@ -46,7 +46,11 @@ void check_slots(const ChatTemplate& row) {
     for (const std::string& s : *slots)
       for (const std::string_view token : {kBosSlot, kEosSlot})
         check_usage(s == token || s.find(token) == std::string::npos, "{} must be a slot of its own, got {}", token, schema::show(s));
+  for (const ChatSlots* slots : {&row.system, &row.user, &row.answer})
+    for (const std::string& s : *slots)
+      check_usage(s.find(kContent) == s.rfind(kContent), "a slot holds {} once, got {}", kContent, schema::show(s));
   for (const std::string& token : row.tokens) check_usage(!token.empty(), "tokens cannot hold an empty text");
+  for (const std::string& stop : row.stops) check_usage(!stop.empty(), "stops cannot hold an empty text");
 }
 
 }  // namespace

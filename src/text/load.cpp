@@ -66,15 +66,15 @@ std::string damage(const fs::path& dir, Verify verify) {
 }
 
 // In the newest checkpoint of a run whose tokenizer is whole; "" where there is none.
-fs::path find_in_run(const fs::path& run, Verify verify) {
+fs::path find_in_run(const fs::path& run, Verify verify, bool tell) {
   for (const std::int64_t step : checkpoint_steps(run)) {
     const fs::path dir = checkpoint_folder(run, step), file = find_in(dir);
     const std::string wrong = file.empty() ? "it holds no tokenizer" : damage(dir, verify);
     if (wrong.empty()) {
-      log::info("{}: taking the tokenizer of its newest checkpoint, {}", run.string(), dir.filename().string());
+      if (tell) log::info("{}: taking the tokenizer of its newest checkpoint, {}", run.string(), dir.filename().string());
       return file;
     }
-    log::warning("passing over {}: {}", dir.string(), wrong);
+    if (tell) log::warning("passing over {}: {}", dir.string(), wrong);
   }
   return {};
 }
@@ -86,7 +86,7 @@ fs::path named_file(const std::string& what, Verify verify) {
   check(folder || is_file(what), "[tokenizer] expected {}, got {}", kTokenizerHelp, what);
   fs::path file = folder ? find_in(what) : fs::path(what);
   if (file.empty() && !checkpoint_steps(what).empty()) {
-    file = find_in_run(what, verify);
+    file = find_in_run(what, verify, true);
     check(!file.empty(), "[tokenizer] {}: no checkpoint of this run has a tokenizer that can be used", what);
     return file;
   }
@@ -100,6 +100,14 @@ fs::path named_file(const std::string& what, Verify verify) {
 }  // namespace
 
 bool holds_tokenizer(const fs::path& folder) { return !find_in(folder).empty(); }
+
+fs::path tokenizer_folder(const fs::path& what, Verify verify) {
+  std::error_code error;
+  if (!fs::is_directory(what, error)) return what.parent_path();
+  if (!holds_tokenizer(what))
+    if (const fs::path file = find_in_run(what, verify, false); !file.empty()) return file.parent_path();
+  return what;
+}
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& what, Verify verify) {
   if (what == "bytes") return make_byte_tokenizer();

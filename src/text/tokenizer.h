@@ -81,6 +81,9 @@ bool holds_tokenizer(const std::filesystem::path& folder);
 // files of a checkpoint are compared with its manifest. Throws Error saying what was looked for.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& what, Verify verify = Verify::yes);
 
+// The folder that those files lie in.
+std::filesystem::path tokenizer_folder(const std::filesystem::path& what, Verify verify = Verify::yes);
+
 // 256 bytes and the end-of-text token 256. `companions`: files that save() writes beside tokenizer.json, by name, in place of its own.
 std::unique_ptr<Tokenizer> make_byte_tokenizer(std::map<std::string, std::string> companions = {});
 

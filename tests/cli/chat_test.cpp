@@ -98,6 +98,40 @@ TEST_F(Chat, Commands) {
   EXPECT_EQ(Json::parse(read_text(at("kind.json")))["messages"], (Json{{{"role", "system"}, {"content", "be kind"}}}));
 }
 
+TEST_F(Chat, SavesToWhatANameStandsFor) {
+  std::ofstream(at("target.json")) << "old";
+  fs::create_symlink("target.json", at("link.json"));
+  std::ofstream(at("target.json.tmp")) << "mine";
+  const Outcome out = chat("hi\n/save " + at("link.json") + "\n/save /dev/stdout\n/save " + at("") + "\n", {"--max-tokens", "20"});
+  EXPECT_EQ(out.code, 0) << out.err;
+  EXPECT_TRUE(fs::is_symlink(at("link.json")));
+  EXPECT_EQ(Json::parse(read_text(at("target.json")))["messages"].size(), 2u);
+  EXPECT_EQ(read_text(at("target.json.tmp")), "mine");
+  says(out.err, "2 messages in " + at("link.json") + "\n");
+  EXPECT_EQ(std::count(out.err.begin(), out.err.end(), '\n'), 4) << out.err;  // the folder is refused
+}
+
+// A message may hold the text of a token that the template knows and the tokenizer does not.
+TEST_F(Chat, AMissingTokenIsPlainText) {
+  const std::string file = at("tokens.yaml");
+  std::ofstream(file) << "user: [\"Human: {c}\", \"{eos}\", \"\\nAssistant:\"]\nanswer: [\"{c}\", \"{eos}\", \"\\n\"]\n"
+                         "tokens: [\"<|endoftext|>\", \"<|more|>\"]\n";
+  const Outcome out = chat("hi <|more|>\n/reset\nhi\n", {"--template", file, "--max-tokens", "20"});
+  EXPECT_EQ(out.code, 0) << out.err;
+  EXPECT_TRUE(out.out.ends_with(" hello there\n")) << out.out;
+}
+
+TEST_F(Chat, ATemplateWithoutAPlaceForASystemMessageSaysSo) {
+  const std::string file = at("bare.yaml");
+  std::ofstream(file) << "user: [\"Human: {c}\", \"{eos}\", \"\\nAssistant:\"]\nanswer: [\"{c}\", \"{eos}\", \"\\n\"]\n";
+  const Outcome out = chat("/system be kind\nhi\n", {"--template", file, "--max-tokens", "20"});
+  EXPECT_EQ(out.out, " hello there\n");
+  says(out.err, "warning: template bare has no place for a system message\n");
+  const Outcome refused = chat("hi\n", {"--template", file, "--system", "be kind"});
+  EXPECT_EQ(refused.code, 2);
+  says(refused.err, "error: template bare has no place for a system message\n");
+}
+
 TEST_F(Chat, AFullContextDropsTheOldestTurnsAndSaysSo) {
   const Outcome out = chat("hi\nwho\n" + std::string(90, 'x') + "\n/save " + at("full.json") + "\n",
                            {"--context", "64", "--max-tokens", "20", "--system", "s"});

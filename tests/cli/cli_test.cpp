@@ -89,7 +89,7 @@ TEST(Shell, AWrongValueSaysWhatWasExpected) {
   EXPECT_EQ(said({"generate", "--model"}), "error: --model has no value (see bhyt generate --help)\n");
   EXPECT_EQ(said({"bench", "--reps", "0"}), "error: --reps: expected a whole number from 1 to 1000, got 0 (see bhyt bench --help)\n");
   EXPECT_EQ(said({"data", "pack", "--threads", "-1", "--tokenizer", "bytes", "--out", "t", "f.txt"}),
-            "error: --threads: expected a whole number from 0, got -1 (see bhyt data pack --help)\n");
+            "error: --threads: expected a whole number from 0 to 4096, got -1 (see bhyt data pack --help)\n");
   EXPECT_EQ(said({"tokenizer"}), "error: expected a command (see bhyt tokenizer --help)\n");
 }
 
@@ -121,8 +121,25 @@ TEST(Shell, NoForeignExceptionIsShown) {
 
 TEST(Shell, AFullDiskBehindStdoutIsNoSuccess) {
   if (!fs::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here";
-  const std::string command = quoted(BHYT_PROGRAM) + " --help >/dev/full 2>/dev/null";
-  EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 1);
+  const Outcome full = bhyt({"--help"}, "", ">/dev/full"), closed = bhyt({"--help"}, "", ">&-");
+  EXPECT_EQ(full.code, 1);
+  EXPECT_EQ(full.err, "error: could not write to stdout\n");
+  EXPECT_EQ(closed.code, 1);
+  const Outcome lines = bhyt({"bench", "decode", "--reps", "1", "model.preset=tiny", "train.batch=1", "data.seq_len=8", "device=cpu",
+                              "norm.method=rmsnorm"},
+                             "", ">/dev/full");
+  EXPECT_EQ(lines.code, 1);  // though what is flushed last may be nothing
+  EXPECT_TRUE(has(lines.err, "could not write to stdout")) << lines.err;
+}
+
+// Messages that cannot be written are lost, and nothing else.
+TEST(Shell, NobodyNeedsToReadTheMessages) {
+  if (!fs::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here";
+  for (const char* nowhere : {"2>/dev/full", "2>&-"}) {
+    EXPECT_EQ(bhyt({}, "", nowhere).code, 2) << nowhere;
+    EXPECT_EQ(bhyt({"info", "--nonsense"}, "", nowhere).code, 2) << nowhere;
+    EXPECT_EQ(bhyt({"info", "no/such/thing"}, "", nowhere).code, 1) << nowhere;
+  }
 }
 
 TEST(Configs, AllOfThemAreValid) {

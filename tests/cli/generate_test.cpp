@@ -304,8 +304,51 @@ TEST_F(GenerateText, SeveralAnswersToAPromptHaveSeedsOfTheirOwn) {
   EXPECT_EQ(with({"--num", "2"}).size(), 2u);
   expect_usage_error({"--prompt", "mary", "--num", "0"}, "--num must be from 1 to 100000, got 0");
   expect_usage_error({"--prompt", "mary", "--num", "1000M"}, "--num must be from 1 to 100000, got 1000000000");
-  for (const char* penalty : {"1e39", "1e-46"})  // infinite or nothing as it is computed with
+  for (const char* penalty : {"1e39", "1e-46", "1e-40", "1e31", "nan"})  // logits would be infinite, or nothing
     expect_usage_error({"--prompt", "mary", "--repetition-penalty", penalty}, "repetition-penalty must be greater than 0");
+}
+
+TEST_F(GenerateText, PromptsOfSeveralAnswersEachAreInOrder) {
+  const std::string file = write("two.jsonl", "{\"prompt\": \"mary\"}\n{\"prompt\": \"mary had a\"}\n");
+  const auto all = lines(run({"--prompt-file", file, "--num", "3", "--json", "--max-tokens", "4"}));
+  ASSERT_EQ(all.size(), 6u);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    EXPECT_EQ(all[i]["prompt"], i / 3);
+    EXPECT_EQ(all[i]["sample"], i % 3);
+    EXPECT_EQ(all[i]["text"], i < 3 ? " had" : " lit");
+  }
+}
+
+// An empty prompt starts a document.
+TEST_F(GenerateText, AnEmptyPromptIsTheBeginning) {
+  const Json start = generate({"--ids", "--prompt", "256", "--max-tokens", "4", "--ignore-eos"})["ids"];
+  ASSERT_EQ(start.size(), 4u);
+  for (const Words& empty : {Words{"--prompt", ""}, Words{}}) {
+    const Json answer = generate(empty + Words{"--max-tokens", "4", "--ignore-eos"});
+    EXPECT_EQ(answer["ids"], start);
+    EXPECT_EQ(answer["prompt_tokens"], 1);
+  }
+}
+
+TEST_F(GenerateText, WhatCannotBeWrittenIsNoSuccess) {
+  if (!fs::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here";
+  Words args = {"generate", "--model", checkpoint(), "device=cpu", "threads=1", "--prompt", "mary", "--ignore-eos", "--max-tokens"};
+  for (const Words& more : {Words{"5"}, {"300"}, {"5", "--num", "3"}, {"2000", "--json"}, {"2000", "--num", "3"}})
+    for (const char* nowhere : {">/dev/full", ">&-"}) {
+      const Outcome out = bhyt(args + more, "", nowhere);
+      EXPECT_EQ(out.code, 1) << more.front() << nowhere;
+      EXPECT_TRUE(has(out.err, "error: could not write to stdout")) << out.err;
+      EXPECT_FALSE(has(out.err, "mistake")) << out.err;
+    }
+  // Messages that nobody reads are another matter.
+  for (const char* nowhere : {"2>/dev/full", "2>&-"}) {
+    const Outcome out = bhyt(args + Words{"60"}, "", nowhere);  // beyond the trained length, of which the engine's thread warns
+    EXPECT_EQ(out.code, 0) << nowhere;
+    EXPECT_TRUE(has(out.out, "had a little lamb")) << out.out;
+  }
+  const Outcome unread = bhyt({"generate", "--model", checkpoint(), "device=cpu"}, "", "</");
+  EXPECT_EQ(unread.code, 1);
+  EXPECT_TRUE(has(unread.err, "error: cannot read stdin: Is a directory")) << unread.err;
 }
 
 TEST_F(GenerateText, StopsBeforeTheTextsThatEndIt) {

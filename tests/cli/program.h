@@ -37,13 +37,14 @@ inline std::string quoted(const std::string& word) {
   return q + "'";
 }
 
-inline Outcome bhyt(const std::vector<std::string>& args, const std::string& input = "") {
+// `instead`: what a shell does with stdin, stdout and stderr last, in the place of files here: ">/dev/full", "2>&-".
+inline Outcome bhyt(const std::vector<std::string>& args, const std::string& input = "", const std::string& instead = "") {
   const TempFolder folder;
   const auto file = [&](const char* name) { return quoted((folder.path / name).string()); };
   std::ofstream(folder.path / "in", std::ios::binary) << input;
   std::string command = quoted(BHYT_PROGRAM);
   for (const std::string& a : args) command += " " + quoted(a);
-  command += " <" + file("in") + " >" + file("out") + " 2>" + file("err");
+  command += " <" + file("in") + " >" + file("out") + " 2>" + file("err") + " " + instead;
   const int status = std::system(command.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_text(folder.path / "out"), read_text(folder.path / "err")};
 }

@@ -189,6 +189,12 @@ TEST(ChatTemplate, FilesBesideATokenizer) {
   write("tokenizer_config.json", Json{{"chat_template", kChatMl}}.dump());
   EXPECT_EQ(name(dir), "chatml");
   EXPECT_EQ(name(dir / "tokenizer.json"), "chatml");
+  // A run directory: that of the checkpoint whose tokenizer is taken.
+  fs::create_directories(dir / "run" / "checkpoint-2");
+  fs::create_directories(dir / "run" / "checkpoint-10");
+  t->save(dir / "run" / "checkpoint-2");
+  std::ofstream(dir / "run" / "checkpoint-2" / "tokenizer_config.json") << Json{{"chat_template", kChatMl}}.dump();
+  EXPECT_EQ(name(dir / "run"), "chatml");
   const Json tools{{"name", "tool_use"}, {"template", "{{ tools }}"}}, plain{{"name", "default"}, {"template", kChatMl}};
   write("tokenizer_config.json", Json{{"chat_template", {tools, plain}}}.dump());
   EXPECT_EQ(name(dir), "chatml");

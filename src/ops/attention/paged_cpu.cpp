@@ -2,6 +2,7 @@
 // scores are products by row (gemm/row_tiles.h, row_mmla.h), and every sum goes over the keys in order.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <type_traits>
@@ -162,6 +163,38 @@ std::pair<const float*, std::int64_t> values_of(const Group<T>& g, const Scratch
   return {s.values, s.ldo};
 }
 
+bool all_finite(const float* rows, std::int64_t ld, std::int64_t from, std::int64_t to, std::int64_t n) {
+  constexpr std::uint32_t kExponent = 0x7F800000;
+  bool odd = false;
+  for (std::int64_t i = from; i < to; ++i)
+    for (std::int64_t j = 0; j < n; ++j) {
+      std::uint32_t bits;
+      std::memcpy(&bits, rows + i * ld + j, sizeof bits);
+      odd |= (bits & kExponent) == kExponent;
+    }
+  return !odd;
+}
+
+// The same for kRows rows from `first` on where a key that some of them do not see has values that are not finite, of which 0 times is not 0:
+// each query by itself, with zeros in the place of what it does not see.
+template <class T>
+void add_only_what_is_seen(const Group<T>& g, const Scratch& s, std::int64_t key, std::int64_t first,
+                           const std::pair<const float*, std::int64_t>& values) {
+  const std::int64_t end = std::min(first + kRows, g.rows());
+  std::vector<float> own(static_cast<std::size_t>(kPageTokens * s.ldo)), sums(static_cast<std::size_t>(kRows * s.ldo));
+  for (std::int64_t i = first; i < end;) {
+    const std::int64_t seen = std::min(kPageTokens, g.seen_by(i) - key), next = std::min((i / g.heads + 1) * g.heads, end);
+    if (seen > 0) {
+      std::fill(own.begin(), own.end(), 0.0f);
+      for (std::int64_t k = 0; k < seen; ++k) std::copy_n(values.first + k * values.second, s.ldo, own.data() + k * s.ldo);
+      std::copy_n(s.o + first * s.ldo, kRows * s.ldo, sums.data());
+      product_add(s.ldo, std::max<std::int64_t>(seen, 2), s.p + first * s.ldp + key, s.ldp, own.data(), s.ldo, sums.data(), s.ldo, s.one_row);
+      std::copy_n(sums.data() + (i - first) * s.ldo, (next - i) * s.ldo, s.o + i * s.ldo);
+    }
+    i = next;
+  }
+}
+
 // o += p · values of a page, up to the last key that one of kRows rows sees; behind those of the others are zeros.
 template <class T>
 void add_values_of_page(const Group<T>& g, const Scratch& s, std::int64_t key) {
@@ -169,8 +202,11 @@ void add_values_of_page(const Group<T>& g, const Scratch& s, std::int64_t key) {
   for (std::int64_t i = 0; i < g.rows(); i += kRows) {
     const std::int64_t seen = std::min(kPageTokens, g.seen_by(std::min(i + kRows, g.rows()) - 1) - key);
     if (seen <= 0) continue;
-    product_add(s.ldo, std::max<std::int64_t>(seen, 2), s.p + i * s.ldp + key, s.ldp, values.first, values.second, s.o + i * s.ldo, s.ldo,
-                s.one_row);
+    const std::int64_t taken = std::max<std::int64_t>(seen, 2), by_all = std::clamp<std::int64_t>(g.seen_by(i) - key, 0, taken);
+    if (!all_finite(values.first, values.second, by_all, taken, g.d))
+      add_only_what_is_seen(g, s, key, i, values);
+    else
+      product_add(s.ldo, taken, s.p + i * s.ldp + key, s.ldp, values.first, values.second, s.o + i * s.ldo, s.ldo, s.one_row);
   }
 }
 
