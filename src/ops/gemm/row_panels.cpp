@@ -2,64 +2,99 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
+
+#include "ops/gemm/row_vectors.h"
 
 namespace bhyt::cpu {
 
 namespace {
 
-#define ALWAYS_INLINE inline __attribute__((always_inline))
+// Three vectors of w times as many rows of x as leave registers for what is loaded.
+template <int L>
+constexpr int kRows = L == 8 ? 4 : 8;
+constexpr int kVectors = 3;
 
-using Four = float __attribute__((vector_size(16)));
+template <int L>
+constexpr PanelShape kShape{
+    .rows = kRows<L>, .outs = kVectors* L, .subsums = kRowGroups<L>* L, .task_outs = kPanelTaskOuts / (kVectors * L) * (kVectors * L)};
 
-constexpr std::int64_t kLanes = 4;
-constexpr std::int64_t kTileFloats = kPanelRows * kPanelOuts;
-constexpr std::int64_t kPanelFour = kPanelOuts / kLanes;  // vectors of a row of a tile
+constexpr int log2_of(int n) { return n == 1 ? 0 : 1 + log2_of(n / 2); }
 
-ALWAYS_INLINE Four load(const float* from) {
-  Four v;
-  memcpy(&v, from, sizeof v);
-  return v;
+// Tiles of sums that are kept while those of a tile are added up.
+template <int L>
+constexpr std::int64_t kKeptTiles =
+#if defined(__aarch64__)
+    kShape<L>.subsums;
+#else
+    log2_of(L) + 1;
+#endif
+template <int L>
+constexpr std::int64_t kScratch = kKeptTiles<L>* kShape<L>.rows* kShape<L>.outs + kDepth * kShape<L>.task_outs + kShape<L>.outs;
+
+template <int L>
+std::int64_t distance_of(std::int64_t depth) {
+  constexpr std::int64_t kStep = kShape<L>.subsums;
+  return (depth + kStep - 1) / kStep * kStep * kRows<L> + kRows<L>;
 }
-ALWAYS_INLINE Four load(const bf16* from) { return Four{to_float(from[0]), to_float(from[1]), to_float(from[2]), to_float(from[3])}; }
-ALWAYS_INLINE void store(float* to, Four v) { memcpy(to, &v, sizeof v); }
 
-ALWAYS_INLINE void transpose(Four (&r)[4]) {
-  const Four a = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5), b = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
-  const Four c = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5), d = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
-  r[0] = __builtin_shufflevector(a, c, 0, 1, 4, 5);
-  r[1] = __builtin_shufflevector(a, c, 2, 3, 6, 7);
-  r[2] = __builtin_shufflevector(b, d, 0, 1, 4, 5);
-  r[3] = __builtin_shufflevector(b, d, 2, 3, 6, 7);
+// a0 b0 a1 b1 …, and the same of the upper halves.
+template <int L, int... I>
+ALWAYS_INLINE void interleave(typename Vector<L>::Floats& a, typename Vector<L>::Floats& b, std::integer_sequence<int, I...>) {
+  const typename Vector<L>::Floats low = __builtin_shufflevector(a, b, (I % 2 * L + I / 2)...);
+  b = __builtin_shufflevector(a, b, (I % 2 * L + L / 2 + I / 2)...);
+  a = low;
 }
 
-// Four rows of a panel of N: for each subsum, step by step, N values side by side.
-template <std::int64_t N, class In>
-ALWAYS_INLINE void pack_four(const In* const (&rows)[4], std::int64_t steps, float* out) {
+// Each row with the one half of all further on, log2(L) times.
+template <int L, int Done = 1>
+ALWAYS_INLINE void transpose(typename Vector<L>::Floats (&r)[L]) {
+  if constexpr (Done < L) {
+    typename Vector<L>::Floats next[L];
+#pragma GCC unroll 8
+    for (int i = 0; i < L / 2; ++i) {
+      next[2 * i] = r[i];
+      next[2 * i + 1] = r[i + L / 2];
+      interleave<L>(next[2 * i], next[2 * i + 1], std::make_integer_sequence<int, L>());
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < L; ++i) r[i] = next[i];
+    transpose<L, 2 * Done>(r);
+  }
+}
+
+// K rows of a panel of N: for each subsum, step by step, N values side by side.
+template <int K, class In>
+ALWAYS_INLINE void pack_steps(const In* const (&rows)[K], std::int64_t steps, std::int64_t subsums, std::int64_t n, float* out) {
   for (std::int64_t t = 0; t < steps; ++t)
-#pragma GCC unroll 4
-    for (std::int64_t g = 0; g < kSubsums; g += kLanes) {
-      Four v[4];
-      for (int l = 0; l < 4; ++l) v[l] = load(rows[l] + t * kSubsums + g);
-      transpose(v);
-      for (int l = 0; l < 4; ++l) store(out + ((g + l) * steps + t) * N, v[l]);
+    for (std::int64_t g = 0; g < subsums; g += K) {
+      typename Vector<K>::Floats v[K];
+#pragma GCC unroll 16
+      for (int l = 0; l < K; ++l) load<K>(rows[l] + t * subsums + g, v[l]);
+      transpose<K>(v);
+#pragma GCC unroll 16
+      for (int l = 0; l < K; ++l) memcpy(out + ((g + l) * steps + t) * n, &v[l], sizeof v[l]);
     }
 }
 
-// A block of the depth of up to N rows. What would be beyond the last row repeats it: nobody reads those sums.
-template <std::int64_t N, class In>
-void pack_block(const In* in, std::int64_t ld, std::int64_t n, const DepthBlock<kLanes>& b, float* out) {
-  for (std::int64_t q = 0; q < N; q += 4) {
-    const In* rows[4];
-    for (std::int64_t l = 0; l < 4; ++l) rows[l] = in + std::min(q + l, n - 1) * ld + b.at;
+// A block of the depth of up to n rows, K at a time. What would be beyond the last row repeats it: nobody reads those sums.
+template <int L, int K, class In>
+ALWAYS_INLINE void pack_block(const In* in, std::int64_t ld, std::int64_t have, std::int64_t n, const DepthBlock<L>& b, float* out) {
+  constexpr std::int64_t kSubsums = kShape<L>.subsums;
+  for (std::int64_t q = 0; q < n; q += K) {
+    const In* rows[K];
+    for (std::int64_t l = 0; l < K; ++l) rows[l] = in + std::min(q + l, have - 1) * ld + b.at;
     if (b.whole()) {
-      pack_four<N>(rows, b.size() / kSubsums, out + q);
+      pack_steps<K>(rows, b.size() / kSubsums, kSubsums, n, out + q);
       continue;
     }
-    float end[4][kSubsums] = {};
-    for (std::int64_t l = 0; l < 4; ++l)
+    float end[K][kSubsums] = {};
+    const float* padded[K];
+    for (std::int64_t l = 0; l < K; ++l) {
       for (std::int64_t i = 0; i < b.size(); ++i) end[l][i] = to_float(rows[l][i]);
-    const float* const padded[4] = {end[0], end[1], end[2], end[3]};
-    pack_four<N>(padded, 1, out + q);
+      padded[l] = end[l];
+    }
+    pack_steps<K>(padded, 1, kSubsums, n, out + q);
   }
 }
 
@@ -130,89 +165,185 @@ void subsums(std::int64_t steps, const float* x, const float* w, float* parts) {
         "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28");
 }
 
+// Their sums, in the order of row_tiles.h: lanes as a tree of neighbours.
+template <int L, int V>
+void add_up(std::int64_t steps, const float* x, const float* w, float* tile) {
+  static_assert(L == 4 && V == kVectors && kRowGroups<L> == 1);
+  constexpr std::int64_t kTile = kRows<L> * V * L;
+  subsums(steps, x, w, tile);
+  for (std::int64_t i = 0; i < kTile; ++i)
+    tile[i] = (tile[i] + tile[kTile + i]) + (tile[2 * kTile + i] + tile[3 * kTile + i]);
+}
+
 #else
 
-void subsums(std::int64_t steps, const float* x, const float* w, float* parts) {
-  for (std::int64_t s = 0; s < kSubsums; ++s, parts += kTileFloats) {
-    std::fill_n(parts, kTileFloats, 0.0f);
-    for (std::int64_t t = 0; t < steps; ++t, x += kPanelRows, w += kPanelOuts)
-      for (std::int64_t r = 0; r < kPanelRows; ++r)
-        for (std::int64_t c = 0; c < kPanelOuts; ++c) parts[r * kPanelOuts + c] += x[r] * w[c];
+constexpr int reversed(int i, int bits) { return bits == 0 ? 0 : (i & 1) << (bits - 1) | reversed(i >> 1, bits - 1); }
+
+// A tile's sums as V vectors for each row of x.
+template <int L, int V>
+struct TileSums {
+  static constexpr int kCount = kRows<L> * V;
+  typename Vector<L>::Floats of[kRows<L>][V] = {};
+
+  ALWAYS_INLINE void multiply(std::int64_t steps, const float* x, const float* w) {
+    for (std::int64_t t = 0; t < steps; ++t, x += kRows<L>, w += V * L) {
+      typename Vector<L>::Floats b[V];
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) load<L>(w + v * L, b[v]);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows<L>; ++r) {
+        const typename Vector<L>::Floats a = x[r] - typename Vector<L>::Floats{};
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) add_product<L>(of[r][v], a, b[v]);
+      }
+    }
   }
+  ALWAYS_INLINE void add(const float* tile) {
+#pragma GCC unroll 32
+    for (int i = 0; i < kCount; ++i) {
+      typename Vector<L>::Floats other;
+      load<L>(tile + i * L, other);
+      of[i / V][i % V] = other + of[i / V][i % V];
+    }
+  }
+  ALWAYS_INLINE void store(float* tile) const {
+#pragma GCC unroll 32
+    for (int i = 0; i < kCount; ++i) memcpy(tile + i * L, &of[i / V][i % V], sizeof of[0][0]);
+  }
+};
+
+// The sums of all subsums of a tile, [rows, V * L], in the order of row_tiles.h: groups one after the other and then lanes as a tree, of
+// which the branches that wait for their neighbour lie behind each other in `kept`.
+template <int L, int V>
+ALWAYS_INLINE void add_up(std::int64_t steps, const float* x, const float* w, float* kept) {
+  constexpr std::int64_t kTile = kRows<L> * V * L;
+  for (int i = 0; i < L; ++i)
+    for (int g = 0; g < kRowGroups<L>; ++g) {
+      const std::int64_t subsum = g * L + reversed(i, log2_of(L));
+      TileSums<L, V> sums;
+      sums.multiply(steps, x + subsum * steps * kRows<L>, w + subsum * steps * V * L);
+      if (g > 0) sums.add(kept);
+      if (g + 1 == kRowGroups<L>)
+        for (int branch = i; branch & 1; branch >>= 1) sums.add(kept -= kTile);
+      sums.store(kept);
+      if (g + 1 == kRowGroups<L>) kept += kTile;
+    }
 }
 
 #endif
 
-// Vector v of a tile: its subsums added in the order of row_tiles.h, groups one after the other and then lanes as a tree.
-ALWAYS_INLINE Four total(const float* parts, std::int64_t v) {
-  Four lane[4];
-#pragma GCC unroll 4
-  for (std::int64_t l = 0; l < kLanes; ++l) {
-    lane[l] = load(parts + l * kTileFloats + v * kLanes);
-#pragma GCC unroll 4
-    for (std::int64_t g = 1; g < kRowGroups<kLanes>; ++g) lane[l] += load(parts + (g * kLanes + l) * kTileFloats + v * kLanes);
-  }
-#if defined(__aarch64__)
-  return (lane[0] + lane[1]) + (lane[2] + lane[3]);
-#else
-  return (lane[0] + lane[2]) + (lane[1] + lane[3]);
-#endif
-}
-
-// The totals of a tile to their place, rows × outs of them.
-void put_tile(const float* parts, bool first, std::int64_t rows, std::int64_t outs, float* sums, std::int64_t ld) {
-  for (std::int64_t r = 0; r < rows; ++r) {
-    float row[kPanelOuts];
-    float* const to = sums + r * ld;
-    for (std::int64_t c = 0; c < kPanelFour; ++c) store(row + c * kLanes, total(parts, r * kPanelFour + c));
+// The sums of a tile, ld apart, to their place, rows × outs of them.
+void put_tile(const float* tile, std::int64_t ld, bool first, std::int64_t rows, std::int64_t outs, float* sums, std::int64_t ldsums) {
+  for (std::int64_t r = 0; r < rows; ++r, tile += ld, sums += ldsums)
     if (!first)
-      for (std::int64_t c = 0; c < outs; ++c) to[c] += row[c];
-    else if (outs == kPanelOuts)
-      memcpy(to, row, sizeof row);
+      for (std::int64_t c = 0; c < outs; ++c) sums[c] += tile[c];
     else
-      std::copy_n(row, outs, to);
+      std::copy_n(tile, outs, sums);
+}
+
+// The rows of x from `begin` on times V vectors of w in a panel, from row `out` on.
+template <int L, int V, class W>
+ALWAYS_INLINE void run_panel(const PanelTask<W>& t, const DepthBlock<L>& b, const float* panel, std::int64_t begin, std::int64_t end,
+                             std::int64_t out) {
+  for (std::int64_t row = begin; row < end; row += kRows<L>) {
+    add_up<L, V>(b.width() / kShape<L>.subsums, t.x + row / kRows<L> * distance_of<L>(t.depth) + b.at * kRows<L>, panel, t.scratch);
+    put_tile(t.scratch, V * L, b.at == 0 && !t.add, std::min<std::int64_t>(kRows<L>, end - row), std::min<std::int64_t>(V * L, t.outs - out),
+             t.sums + row * t.ldsums + out, t.ldsums);
   }
 }
 
 // The task's rows of w stay in the cache while those of x go over them, a few at a time that stay there too.
-template <class W>
-void run_task(const PanelTask<W>& t) {
+template <int L, class W>
+ALWAYS_INLINE void run_task(const PanelTask<W>& t) {
   constexpr std::int64_t kept = 64 << 10;  // elements of x
-  float* const parts = t.scratch;
-  float* const panels = parts + kSubsums * kTileFloats;
-  const std::int64_t distance = panel_distance(t.depth);
-  for (DepthBlock<kLanes> b{t.depth}; b.there(); b.at += b.size()) {
-    const std::int64_t width = b.width(), together = std::max(kept / width / kPanelRows, std::int64_t{1}) * kPanelRows;
-    for (std::int64_t out = 0; out < t.outs; out += kPanelOuts)
-      pack_block<kPanelOuts>(t.w + out * t.ldw, t.ldw, std::min(kPanelOuts, t.outs - out), b, panels + out * width);
+  constexpr std::int64_t kOuts = kShape<L>.outs;
+  float* const panels = t.scratch + kKeptTiles<L> * kRows<L> * kOuts;
+  for (DepthBlock<L> b{t.depth}; b.there(); b.at += b.size()) {
+    const std::int64_t width = b.width(), together = std::max<std::int64_t>(kept / width / kRows<L>, 1) * kRows<L>;
+    for (std::int64_t out = 0; out < t.outs; out += kOuts)
+      pack_block<L, L>(t.w + out * t.ldw, t.ldw, std::min(kOuts, t.outs - out), kOuts, b, panels + out * width);
     for (std::int64_t begin = 0; begin < t.rows; begin += together)
-      for (std::int64_t out = 0; out < t.outs; out += kPanelOuts)
-        for (std::int64_t row = begin; row < std::min(begin + together, t.rows); row += kPanelRows) {
-          subsums(width / kSubsums, t.x + row / kPanelRows * distance + b.at * kPanelRows, panels + out * width, parts);
-          put_tile(parts, b.at == 0 && !t.add, std::min(kPanelRows, t.rows - row), std::min(kPanelOuts, t.outs - out),
-                   t.sums + row * t.ldsums + out, t.ldsums);
-        }
+      for (std::int64_t out = 0; out < t.outs; out += kOuts)
+        run_panel<L, kVectors>(t, b, panels + out * width, begin, std::min(begin + together, t.rows), out);
   }
 }
 
+template <int L, class In>
+ALWAYS_INLINE void pack_rows(const In* x, std::int64_t ldx, std::int64_t rows, std::int64_t depth, float* out) {
+  for (DepthBlock<L> b{depth}; b.there(); b.at += b.size())
+    pack_block<L, std::min(L, kRows<L>)>(x, ldx, rows, kRows<L>, b, out + b.at * kRows<L>);
+}
+
+#if defined(__x86_64__)
+template <class W>
+FOR_AVX512 void run_avx512(const PanelTask<W>& t) {
+  run_task<16>(t);
+}
+template <class W>
+FOR_AVX2 void run_avx2(const PanelTask<W>& t) {
+  run_task<8>(t);
+}
 template <class In>
-void pack_rows(const In* x, std::int64_t ldx, std::int64_t rows, std::int64_t depth, float* out) {
-  for (DepthBlock<kLanes> b{depth}; b.there(); b.at += b.size()) pack_block<kPanelRows>(x, ldx, rows, b, out + b.at * kPanelRows);
+FOR_AVX512 void pack_avx512(const In* x, std::int64_t ldx, std::int64_t rows, std::int64_t depth, float* out) {
+  pack_rows<16>(x, ldx, rows, depth, out);
+}
+template <class In>
+FOR_AVX2 void pack_avx2(const In* x, std::int64_t ldx, std::int64_t rows, std::int64_t depth, float* out) {
+  pack_rows<8>(x, ldx, rows, depth, out);
+}
+#endif
+
+template <class W>
+void run_any(const PanelTask<W>& t) {
+#if defined(__x86_64__)
+  if (row_lanes() == 16) return run_avx512(t);
+  if (row_lanes() == 8) return run_avx2(t);
+#endif
+  run_task<4>(t);
+}
+
+template <class In>
+void pack_any(const In* x, std::int64_t ldx, std::int64_t rows, std::int64_t depth, float* out) {
+#if defined(__x86_64__)
+  if (row_lanes() == 16) return pack_avx512(x, ldx, rows, depth, out);
+  if (row_lanes() == 8) return pack_avx2(x, ldx, rows, depth, out);
+#endif
+  pack_rows<4>(x, ldx, rows, depth, out);
+}
+
+// f<lanes>() of this processor.
+template <class F>
+auto with_lanes(F&& f) {
+#if defined(__x86_64__)
+  if (row_lanes() == 16) return f.template operator()<16>();
+  if (row_lanes() == 8) return f.template operator()<8>();
+#endif
+  return f.template operator()<4>();
 }
 
 }  // namespace
 
+PanelShape panel_shape() {
+  return with_lanes([]<int L>() { return kShape<L>; });
+}
+std::int64_t panel_distance(std::int64_t depth) {
+  return with_lanes([&]<int L>() { return distance_of<L>(depth); });
+}
+std::int64_t panel_scratch() {
+  return with_lanes([]<int L>() { return kScratch<L>; });
+}
+
 bool use_panels(std::int64_t rows) {
-  constexpr std::int64_t enough = 3 * kPanelRows;  // fewer do not repay laying w out anew
-  return row_lanes() == kLanes && rows >= enough;
+  constexpr std::int64_t enough = 24;  // fewer do not repay laying w out anew
+  return rows >= enough;
 }
 
 void pack_panel(const float* x, std::int64_t ldx, std::int64_t rows, std::int64_t depth, float* out) {
-  pack_rows(x, ldx, rows, depth, out);
+  pack_any(x, ldx, rows, depth, out);
 }
-void pack_panel(const bf16* x, std::int64_t ldx, std::int64_t rows, std::int64_t depth, float* out) { pack_rows(x, ldx, rows, depth, out); }
+void pack_panel(const bf16* x, std::int64_t ldx, std::int64_t rows, std::int64_t depth, float* out) { pack_any(x, ldx, rows, depth, out); }
 
-void run(const PanelTask<float>& task) { run_task(task); }
-void run(const PanelTask<bf16>& task) { run_task(task); }
+void run(const PanelTask<float>& task) { run_any(task); }
+void run(const PanelTask<bf16>& task) { run_any(task); }
 
 }  // namespace bhyt::cpu

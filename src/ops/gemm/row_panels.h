@@ -1,5 +1,5 @@
-// Another way to the sums of row_tiles.h, bit for bit, for products of many rows where vectors have four lanes: every lane there is a sum
-// of its own here, and vectors go across the rows of w. It takes laying both operands out anew, which many rows repay.
+// Another way to the sums of row_tiles.h, bit for bit, for products of many rows: every lane there is a sum of its own here, and vectors go
+// across the rows of w. It takes laying both operands out anew, which many rows repay.
 #pragma once
 
 #include <cstdint>
@@ -9,22 +9,28 @@
 
 namespace bhyt::cpu {
 
-constexpr std::int64_t kPanelRows = 8, kPanelOuts = 12;  // of x and of w that are multiplied at once: their sums fill the registers
-constexpr std::int64_t kSubsums = kRowGroups<4> * 4;     // of an element: the columns that are equal modulo it
-constexpr std::int64_t kPanelTaskOuts = 2 * kPanelOuts;  // of w in a task, at most
+// What depends on the lanes of a vector.
+struct PanelShape {
+  std::int64_t rows, outs;  // of x and of w that are multiplied at once: their sums fill the registers
+  std::int64_t subsums;     // of an element: the columns that are equal modulo it
+  std::int64_t task_outs;   // of w in a task, at most
+};
+constexpr std::int64_t kPanelTaskOuts = 48;  // the largest task_outs
+
+PanelShape panel_shape();  // of this processor's vectors
 
 // A depth whose sums are complete at once: they can go where they belong.
-constexpr bool in_one_block(std::int64_t depth) { return depth <= kDepth && depth % kSubsums == 0; }
+inline bool in_one_block(std::int64_t depth) { return depth <= kDepth && depth % panel_shape().subsums == 0; }
 
 // Whether products of as many rows should take this way.
 bool use_panels(std::int64_t rows);
 
 // From one packed panel of x to the next. Sums are read a step ahead, so behind the last panel there is room for one.
-constexpr std::int64_t panel_distance(std::int64_t depth) { return (depth + kSubsums - 1) / kSubsums * kSubsums * kPanelRows + kPanelRows; }
+std::int64_t panel_distance(std::int64_t depth);
 // What a worker needs for a task's rows of w and the sums of a tile.
-constexpr std::int64_t panel_scratch() { return kSubsums * kPanelRows * kPanelOuts + kDepth * kPanelTaskOuts + kPanelOuts; }
+std::int64_t panel_scratch();
 
-// Up to kPanelRows rows of x [rows, depth], ldx apart, as `run` wants them.
+// Up to panel_shape().rows rows of x [rows, depth], ldx apart, as `run` wants them.
 void pack_panel(const float* x, std::int64_t ldx, std::int64_t rows, std::int64_t depth, float* out);
 void pack_panel(const bf16* x, std::int64_t ldx, std::int64_t rows, std::int64_t depth, float* out);
 

@@ -48,14 +48,14 @@ struct Memory {
   WorkerScratch workers;
 };
 Memory memory_for(Context& ctx, std::int64_t rows, std::int64_t depth) {
-  constexpr std::int64_t worker = kSums + std::max({kPanelFloats, kSums, panel_scratch()});
+  const std::int64_t worker = kSums + round_up(std::max({kPanelFloats, kSums, panel_scratch()}), 16);
   const std::int64_t n = std::min(rows, kAtOnce), workers = ctx.threads().workers();
-  const std::int64_t floats = n * row_distance(depth) * 4, panels = round_up(n, kPanelRows) / kPanelRows * panel_distance(depth) * 4,
+  const std::int64_t floats = n * row_distance(depth) * 4, panels = (n + panel_shape().rows - 1) / panel_shape().rows * panel_distance(depth) * 4,
                      tiles = packed_size(n, depth) * 2, pairs = round_up(n, kMmlaRows) / kMmlaRows * mmla_distance(depth) + kMmlaAtOnce * 4,
                      digits = round_up(n, kTileRows) * (digits_distance(depth) + 4);
   const std::int64_t packed = round_up(std::max({floats, panels, tiles, pairs, digits}), 256);
   char* const at = static_cast<char*>(ctx.scratch(static_cast<std::size_t>(packed + workers * worker * 4), Context::Use::workspace));
-  return {at, {reinterpret_cast<float*>(at + packed), worker}};
+  return {at, {reinterpret_cast<float*>(at + packed), static_cast<std::size_t>(worker)}};
 }
 
 // Calls f(i) for the rows of x.
@@ -120,16 +120,17 @@ void by_tiles(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, b
 // Tasks have all rows: laying a part of w out for them is what costs.
 template <class In>
 void by_panels(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
+  const PanelShape panel = panel_shape();
   const std::int64_t depth = x.cols(), distance = panel_distance(depth);
   const Memory memory = memory_for(ctx, x.rows(), depth);
   auto* const packed = static_cast<float*>(memory.packed);
-  parallel_tasks(ctx.threads(), (x.rows() + kPanelRows - 1) / kPanelRows, [&](std::int64_t t) {
-    const std::int64_t row = t * kPanelRows;
-    pack_panel(x.as<In>() + row * x.ld, x.ld, std::min(kPanelRows, x.rows() - row), depth, packed + t * distance);
+  parallel_tasks(ctx.threads(), (x.rows() + panel.rows - 1) / panel.rows, [&](std::int64_t t) {
+    const std::int64_t row = t * panel.rows;
+    pack_panel(x.as<In>() + row * x.ld, x.ld, std::min(panel.rows, x.rows() - row), depth, packed + t * distance);
   });
   const bool direct = y.dtype == DType::f32 && in_one_block(depth);
   // Small tasks where there are few, so that no thread waits long for the last one.
-  const std::int64_t outs = w.rows() < 32 * kPanelTaskOuts ? kPanelOuts : kPanelTaskOuts;
+  const std::int64_t outs = w.rows() < 32 * panel.task_outs ? panel.outs : panel.task_outs;
   parallel_tasks(ctx.threads(), (w.rows() + outs - 1) / outs, [&](std::int64_t t, int worker) {
     const std::int64_t out = t * outs;
     const Part p{0, x.rows(), out, std::min(outs, w.rows() - out)};
