@@ -15,22 +15,22 @@ template <int L>
 constexpr int kRows = L == 8 ? 4 : 8;
 constexpr int kVectors = 3;
 
+// What four lanes belong to has smaller caches.
 template <int L>
 constexpr PanelShape kShape{
-    .rows = kRows<L>, .outs = kVectors* L, .subsums = kRowGroups<L>* L, .task_outs = kPanelTaskOuts / (kVectors * L) * (kVectors * L)};
-
-constexpr int log2_of(int n) { return n == 1 ? 0 : 1 + log2_of(n / 2); }
+    .rows = kRows<L>, .outs = kVectors * L, .subsums = kRowGroups<L> * L, .task_outs = L == 4 ? kPanelTaskOuts / 2 : kPanelTaskOuts};
 
 // Tiles of sums that are kept while those of a tile are added up.
-template <int L>
-constexpr std::int64_t kKeptTiles =
 #if defined(__aarch64__)
-    kShape<L>.subsums;
+template <int L>
+constexpr std::int64_t kKeptTiles = kShape<L>.subsums;
 #else
-    log2_of(L) + 1;
+constexpr int log2_of(int n) { return n == 1 ? 0 : 1 + log2_of(n / 2); }
+template <int L>
+constexpr std::int64_t kKeptTiles = log2_of(L) + 1;
 #endif
 template <int L>
-constexpr std::int64_t kScratch = kKeptTiles<L>* kShape<L>.rows* kShape<L>.outs + kDepth * kShape<L>.task_outs + kShape<L>.outs;
+constexpr std::int64_t kScratch = kKeptTiles<L> * kShape<L>.rows * kShape<L>.outs + kDepth * kShape<L>.task_outs + kShape<L>.outs;
 
 template <int L>
 std::int64_t distance_of(std::int64_t depth) {
@@ -119,10 +119,10 @@ ALWAYS_INLINE void pack_block(const In* in, std::int64_t ld, std::int64_t have, 
   "fmla v" c7 ".4s, v" b ".4s, v25.s[3]\n"
 #define ZERO(a, b, c, d) "movi v" a ".4s, #0\nmovi v" b ".4s, #0\nmovi v" c ".4s, #0\nmovi v" d ".4s, #0\n"
 
-// Subsums of a tile one after the other, to parts [kSubsums, kPanelRows, kPanelOuts]; v0 to v23 are one of them. In assembly because of the
+// Subsums of a tile one after the other, to parts [subsums, rows, outs]; v0 to v23 are one of them. In assembly because of the
 // order: every register is loaded for the next step right behind its last use in this one, which is worth a tenth and which compilers undo.
 void subsums(std::int64_t steps, const float* x, const float* w, float* parts) {
-  std::int64_t left = kSubsums, step = 0;
+  std::int64_t left = kShape<4>.subsums, step = 0;
   asm volatile(
       "ldp q24, q25, [%[x]], #32\n"
       "ldp q26, q27, [%[w]]\n"
@@ -171,8 +171,7 @@ void add_up(std::int64_t steps, const float* x, const float* w, float* tile) {
   static_assert(L == 4 && V == kVectors && kRowGroups<L> == 1);
   constexpr std::int64_t kTile = kRows<L> * V * L;
   subsums(steps, x, w, tile);
-  for (std::int64_t i = 0; i < kTile; ++i)
-    tile[i] = (tile[i] + tile[kTile + i]) + (tile[2 * kTile + i] + tile[3 * kTile + i]);
+  for (std::int64_t i = 0; i < kTile; ++i) tile[i] = (tile[i] + tile[kTile + i]) + (tile[2 * kTile + i] + tile[3 * kTile + i]);
 }
 
 #else
@@ -247,8 +246,8 @@ ALWAYS_INLINE void run_panel(const PanelTask<W>& t, const DepthBlock<L>& b, cons
                              std::int64_t out) {
   for (std::int64_t row = begin; row < end; row += kRows<L>) {
     add_up<L, V>(b.width() / kShape<L>.subsums, t.x + row / kRows<L> * distance_of<L>(t.depth) + b.at * kRows<L>, panel, t.scratch);
-    put_tile(t.scratch, V * L, b.at == 0 && !t.add, std::min<std::int64_t>(kRows<L>, end - row), std::min<std::int64_t>(V * L, t.outs - out),
-             t.sums + row * t.ldsums + out, t.ldsums);
+    put_tile(t.scratch, V * L, b.at == 0 && !t.add, std::min<std::int64_t>(kRows<L>, end - row),
+             std::min<std::int64_t>(V * L, t.outs - out), t.sums + row * t.ldsums + out, t.ldsums);
   }
 }
 
@@ -338,9 +337,7 @@ bool use_panels(std::int64_t rows) {
   return rows >= enough;
 }
 
-void pack_panel(const float* x, std::int64_t ldx, std::int64_t rows, std::int64_t depth, float* out) {
-  pack_any(x, ldx, rows, depth, out);
-}
+void pack_panel(const float* x, std::int64_t ldx, std::int64_t rows, std::int64_t depth, float* out) { pack_any(x, ldx, rows, depth, out); }
 void pack_panel(const bf16* x, std::int64_t ldx, std::int64_t rows, std::int64_t depth, float* out) { pack_any(x, ldx, rows, depth, out); }
 
 void run(const PanelTask<float>& task) { run_any(task); }

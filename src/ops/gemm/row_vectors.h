@@ -40,7 +40,7 @@ ALWAYS_INLINE void load(const bf16* from, typename Vector<L>::Floats& to) {
   to = vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(&from->bits), 16));  // one instruction, which compilers do not find
 #else
   typename Vector<L>::Words words;
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(__clang__)
   if constexpr (L >= 8) {
     // By name: of a conversion GCC makes halves that it puts together again, five instructions for one. Reads what a load would.
     __asm__("vpmovzxwd %1, %0" : "=v"(words) : "m"(*reinterpret_cast<const typename Vector<L>::HalvesAnywhere*>(from)));

@@ -50,7 +50,8 @@ struct Memory {
 Memory memory_for(Context& ctx, std::int64_t rows, std::int64_t depth) {
   const std::int64_t worker = kSums + round_up(std::max({kPanelFloats, kSums, panel_scratch()}), 16);
   const std::int64_t n = std::min(rows, kAtOnce), workers = ctx.threads().workers();
-  const std::int64_t floats = n * row_distance(depth) * 4, panels = (n + panel_shape().rows - 1) / panel_shape().rows * panel_distance(depth) * 4,
+  const std::int64_t floats = n * row_distance(depth) * 4,
+                     panels = (n + panel_shape().rows - 1) / panel_shape().rows * panel_distance(depth) * 4,
                      tiles = packed_size(n, depth) * 2, pairs = round_up(n, kMmlaRows) / kMmlaRows * mmla_distance(depth) + kMmlaAtOnce * 4,
                      digits = round_up(n, kTileRows) * (digits_distance(depth) + 4);
   const std::int64_t packed = round_up(std::max({floats, panels, tiles, pairs, digits}), 256);
