@@ -10,4 +10,6 @@ int analyze_theory(const Args& args);
 int analyze_toy(const Args& args);
 int analyze_depth(const Args& args);
 
+void check_toy(const Args& args);  // UsageError where analyze_toy would throw one before its work
+
 }  // namespace bhyt::cli

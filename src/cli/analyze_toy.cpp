@@ -59,22 +59,35 @@ nlohmann::ordered_json toy_json(const std::vector<analysis::ToyProfile>& profile
   return j;
 }
 
-}  // namespace
-
-int analyze_toy(const Args& args) {
-  CLI::App app("A residual stack x + f(x)·W under noise and under every method (figure 6)", "bhyt analyze toy");
-  analysis::ToyOptions o;
+struct ToyFlags {
+  analysis::ToyOptions options;
   bool json = false;
   std::string svg;
+  Placement where;
+};
+
+ToyFlags read_toy(const Args& args) {
+  CLI::App app("A residual stack x + f(x)·W under noise and under every method (figure 6)", "bhyt analyze toy");
+  ToyFlags f;
+  analysis::ToyOptions& o = f.options;
   std::vector<std::string> words;
   app.add_option("--dim", o.d, "width of the stream")->capture_default_str()->check(between(2, 16384));
   app.add_option("--layers", o.layers, "depth of the stack")->capture_default_str()->check(between(1, 4096));
   app.add_option("--seeds", o.seeds, "matrices, inputs and noise are drawn so many times")->capture_default_str()->check(between(1, 1000));
-  app.add_flag("--json", json, "print the profiles as JSON");
-  app.add_option("--svg", svg, "folder for toy.svg (the paper's panels) and toy_methods.svg (every method)");
+  app.add_flag("--json", f.json, "print the profiles as JSON");
+  app.add_option("--svg", f.svg, "folder for toy.svg (the paper's panels) and toy_methods.svg (every method)");
   app.add_option("key=value", words, "device=cpu|cuda[:N] (cpu), threads=N");
   parse(app, args);
-  const Placement where = take_placement(words, "cpu");
+  f.where = take_placement(words, "cpu");
+  return f;
+}
+
+}  // namespace
+
+void check_toy(const Args& args) { (void)read_toy(args); }
+
+int analyze_toy(const Args& args) {
+  const auto [o, json, svg, where] = read_toy(args);
   if (!svg.empty()) std::filesystem::create_directories(svg);
   Context ctx(where.device, where.threads);
   const auto profiles = analysis::run_toy(ctx, analysis::toy_variants(o.layers, o.d), o);

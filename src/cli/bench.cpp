@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -250,24 +251,40 @@ void settle(BenchFlags& f, const CLI::App& app) {
   check_usage(!f.markdown || (!f.json && uses(f, {"prompt", "decode"})), "--markdown is for the tests prompt and decode, without --json");
 }
 
-}  // namespace
-
-int cmd_bench(const Args& args) {
-  CLI::App app("Speed, each with the fraction of the machine's limit measured in the same run", "bhyt bench");
-  BenchFlags f;
+void read_flags(CLI::App& app, BenchFlags& f, const Args& args) {
+  app.description("Speed, each with the fraction of the machine's limit measured in the same run");
+  app.name("bhyt bench");
   add_options(app, f);
   parse(app, args);
   settle(f, app);
-  const auto for_each = [&](const auto& take) {
-    for (const std::string& name : f.tests)
-      for (DType dtype : types(f.overrides))
-        for (const auto& one : by_batch(f.overrides)) take(*find_test(name), config_of(*find_test(name), one, dtype));
-  };
-  for_each([](const Test& test, const train::RunConfig& c) { check_memory(test, c); });
+}
+
+using Take = std::function<void(const Test&, const train::RunConfig&)>;
+
+void for_each_config(const BenchFlags& f, const Take& take) {
+  for (const std::string& name : f.tests)
+    for (DType dtype : types(f.overrides))
+      for (const auto& one : by_batch(f.overrides)) take(*find_test(name), config_of(*find_test(name), one, dtype));
+}
+
+}  // namespace
+
+void check_bench(const Args& args) {
+  CLI::App app;
+  BenchFlags f;
+  read_flags(app, f, args);
+  for_each_config(f, [](const Test&, const train::RunConfig&) {});
+}
+
+int cmd_bench(const Args& args) {
+  CLI::App app;
+  BenchFlags f;
+  read_flags(app, f, args);
+  for_each_config(f, check_memory);
   Json list = Json::array();
   const bool one_length = gives(f.overrides, "data.seq_len=") && !app.count("--sequences");  // of norm-calls
   std::vector<LlamaRow> table;
-  for_each([&](const Test& test, const train::RunConfig& c) {
+  for_each_config(f, [&](const Test& test, const train::RunConfig& c) {
     Context ctx(c.device, static_cast<int>(c.run.threads));
     const Settings s{.ctx = ctx,
                      .model = c.model.config,

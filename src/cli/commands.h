@@ -27,4 +27,6 @@ int cmd_reproduce(const Args& args);
 int cmd_plan(const Args& args);
 int cmd_launch(const Args& args);
 
+void check_bench(const Args& args);  // UsageError for what cmd_bench does not know; measures nothing
+
 }  // namespace bhyt::cli

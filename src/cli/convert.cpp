@@ -24,7 +24,7 @@ const std::map<std::string, DType> kTypes = {{"fp32", DType::f32}, {"bf16", DTyp
 
 struct ConvertArgs {
   std::string source, out, dtype, tokenizer, merge;
-  std::uint64_t max_shard = 5'000'000'000;
+  std::int64_t max_shard = 5'000'000'000;
   bool shard_given = false, no_verify = false, force = false;
 };
 
@@ -58,7 +58,8 @@ int convert_token_file(const ConvertArgs& a) {
   const TokenFileInfo info = TokenFile(a.source).info();
   TokenFormat format = TokenFormat::bhyt;
   if (info.format == TokenFormat::bhyt) format = info.token_bytes == 2 ? TokenFormat::llmc_gpt2 : TokenFormat::llmc_llama3;
-  const std::uint64_t shard_tokens = a.shard_given ? std::max<std::uint64_t>(1, a.max_shard / info.token_bytes) : 0;
+  const std::uint64_t shard_tokens =
+      a.shard_given ? std::max<std::uint64_t>(1, static_cast<std::uint64_t>(a.max_shard) / info.token_bytes) : 0;
   for (const std::string& file : convert_tokens(a.source, a.out, format, shard_tokens, a.force))
     log::info("{}: {} tokens, {}", file, TokenFile(file).tokens(), name_of(format));
   return 0;
@@ -78,26 +79,27 @@ int cmd_convert(const Args& args) {
   app.add_option("--dtype", a.dtype, "fp32, bf16 or fp16; default: as stored")->check(CLI::IsMember(kTypes));
   CLI::Option* shard = app.add_option("--max-shard", a.max_shard, "most bytes in one file: 5GB, 500MB, 2GiB")
                            ->default_str("5GB")
-                           ->transform(CLI::AsNumberWithUnit(std::map<std::string, std::uint64_t>{{"B", 1},
-                                                                                                  {"KB", 1000},
-                                                                                                  {"MB", 1'000'000},
-                                                                                                  {"GB", 1'000'000'000},
-                                                                                                  {"KiB", 1ull << 10},
-                                                                                                  {"MiB", 1ull << 20},
-                                                                                                  {"GiB", 1ull << 30}}));
+                           ->transform(
+                               CLI::AsNumberWithUnit(std::map<std::string, std::int64_t>{{"B", 1},
+                                                                                         {"KB", 1000},
+                                                                                         {"MB", 1'000'000},
+                                                                                         {"GB", 1'000'000'000},
+                                                                                         {"KiB", 1ll << 10},
+                                                                                         {"MiB", 1ll << 20},
+                                                                                         {"GiB", 1ll << 30}}));
   app.add_option("--tokenizer", a.tokenizer, "for a llama2.c file: its tokenizer; default: NAME_tokenizer.bin or tokenizer.bin beside it");
   app.add_option("--merge", a.merge, "adapter folder as PEFT has them, or a run directory, to be merged into the checkpoint's weights");
   app.add_flag("--no-verify", a.no_verify, kNoVerifyHelp);
   app.add_flag("--force", a.force, "replace the token file that is there");
   parse(app, args);
   a.shard_given = shard->count() > 0;
-  check_usage(a.max_shard > 0, "--max-shard must be greater than 0");
+  check_usage(a.max_shard > 0, "--max-shard must be greater than 0, got {}", a.max_shard);
   check(fs::exists(a.source), "{}: no such file or folder", a.source);
   if (fs::is_regular_file(a.source) && TokenFile::recognised(a.source)) return convert_token_file(a);
 
   check_usage(!a.force, "--force is for token files; a folder with a checkpoint is not replaced, give --out another one");
   check_output_folder(a.out);
-  ConvertOptions options{.max_shard = a.max_shard};
+  ConvertOptions options{.max_shard = static_cast<std::uint64_t>(a.max_shard)};
   if (!a.dtype.empty()) options.dtype = kTypes.at(a.dtype);
   if (!fs::is_directory(a.source))
     options.finish = [&](const fs::path& dir) { add_tokenizer(a, Llama2cFile(a.source).config().vocab, dir); };

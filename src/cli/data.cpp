@@ -16,6 +16,7 @@
 #include "data/synth.h"
 #include "data/token_file.h"
 #include "io/format.h"
+#include "train/config.h"
 
 namespace bhyt::cli {
 
@@ -143,7 +144,8 @@ int cmd_data(const std::vector<std::string>& args) {
   pack_app->add_option("--key", packing.key, "key of the text in JSONL objects")->capture_default_str();
   pack_app->add_flag("--lines", packing.lines, "a line of .txt is a document (otherwise the whole file is one)");
   pack_app->add_flag("--skip-bad", packing.skip_bad, "leave bad lines out and count them (otherwise the first stops)");
-  pack_app->add_option("--threads", packing.threads, "threads; the file is the same with any number (0: all)")->check(between(0));
+  pack_app->add_option("--threads", packing.threads, "threads; the file is the same with any number (0: all)")
+      ->check(between(0, train::kMostThreads));
   pack_app->add_flag("--force", common.force, "replace the file that is there");
   pack_app->add_flag("--json", common.json, "print the result as JSON");
 

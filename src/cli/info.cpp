@@ -10,6 +10,7 @@
 #include "data/token_file.h"
 #include "io/checkpoint_folders.h"
 #include "io/format.h"
+#include "io/json.h"
 #include "model/checkpoint.h"
 #include "model/checkpoint_files.h"
 #include "model/checkpoint_json.h"
@@ -210,15 +211,21 @@ void check_run(const fs::path& dir, bool verify, std::vector<std::string>& probl
   }
 }
 
+// A step as a file has it: a whole number, where it is one that can be counted.
+Json step_json(double step) {
+  const bool whole = step >= 0 && step <= 9e15 && step == std::floor(step);
+  return whole ? Json(static_cast<std::uint64_t>(step)) : Json(step);
+}
+
 // Each loss says of which step it is.
 void describe_progress(const report::Run& run, Json& j) {
   const auto put = [&](const char* name, const char* step_name, double value, double step) {
     if (!std::isfinite(value)) return;
     j[name] = value;
-    j[step_name] = static_cast<std::uint64_t>(step);
+    j[step_name] = step_json(step);
   };
   const report::Standing now = run.standing();
-  j["step"] = static_cast<std::uint64_t>(now.step);
+  j["step"] = step_json(now.step);
   put("loss", "loss_step", now.loss, now.loss_step);
   put("valid_loss", "valid_step", run.valid.last(), run.valid.last_at());
 }
@@ -236,7 +243,7 @@ Json describe_run(const fs::path& dir, bool verify, std::vector<std::string>& pr
   check_run(dir, verify, problems);
   j["config"] = Json::object();
   for (const auto& [key, value] : run.config) {
-    const Json typed = Json::parse(value, nullptr, false);
+    const Json typed = json_or_discarded(value);
     j["config"][key] = typed.is_discarded() ? Json(value) : typed;
   }
   if (!run.notes.empty()) j["notes"] = run.notes;

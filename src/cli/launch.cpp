@@ -42,6 +42,7 @@ LaunchFlags parse_launch(const Args& args) {
       "all ranks and waits while they save, and starts training again from its newest checkpoint when it crashes. Needs Open MPI;\n"
       "docs/scaling.md says more.",
       "bhyt launch");
+  app.get_formatter()->label("OPTIONS", "OPTIONS] -- COMMAND [ARGUMENTS");  // the line of usage puts it in brackets
   app.footer("Behind -- comes what is to be launched: bhyt launch -n 8 --restarts 3 -- pretrain CONFIG.yaml");
   app.add_option("-n,--ranks", f.ranks, "processes, on all hosts together")->required()->check(between(1, 65536));
   app.add_option("--restarts", f.restarts, "times that it starts again after a crash; none while that makes no progress")

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
+#include "io/json.h"
 
 namespace bhyt::cli {
 
@@ -42,7 +43,7 @@ std::vector<TokenId> parse_ids(const std::string& text) {
 std::string shortened(const std::string& line) { return line.size() <= 80 ? line : line.substr(0, 77) + "..."; }
 
 Prompt parse_line(const std::string& line, bool ids, const std::string& where) {
-  const auto j = nlohmann::json::parse(line, nullptr, false);
+  const auto j = json_or_discarded<nlohmann::json>(line);
   Prompt p{.text = "", .ids = {}, .where = where};
   if (ids) {
     const auto is_id = [](const nlohmann::json& id) { return id.is_number_integer() && id >= 0 && id <= INT32_MAX; };

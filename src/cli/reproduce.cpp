@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/analyze.h"
 #include "cli/commands.h"
 #include "cli/sweep_options.h"
 #include "cli/training.h"
@@ -58,6 +59,16 @@ int parse_seeds(const std::string& text) {
   return n;
 }
 
+// The commands of the study with the words of the user, which would else be wrong in every row of the table.
+void check_commands(const study::Study& s) {
+  for (const auto& [label, command] : s.commands) {
+    Args args(command.begin() + 1, command.end());
+    args.insert(args.end(), s.request.words.begin(), s.request.words.end());
+    if (command[0] == "bench") check_bench(args);
+    if (command[0] == "analyze" && !args.empty() && args[0] == "toy") check_toy({args.begin() + 1, args.end()});
+  }
+}
+
 int show_forecast(const study::Study& s, const study::SweepOptions& o) {
   if (s.commands.empty() && !s.counts_statistics) {
     if (s.first.is_object()) fmt::print("first   the models to start from; then as many runs as there are variants and seeds\n");
@@ -92,6 +103,7 @@ int cmd_reproduce(const Args& args) {
   const study::SweepOptions o = f.options(fmt::format("runs/reproduce/{}-{}", s.name, scale));
   study::name_data(s, o.folder);
   (void)study::plan_of(s);
+  check_commands(s);
   if (f.dry_run) return show_forecast(s, o);
   log::set_quiet(w.quiet);
   const study::StudyOutcome out = study::run_study(s, o);

@@ -2,14 +2,18 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "cli/cli.h"
 #include "cli/commands.h"
 #include "cli/sft_preview.h"
+#include "cli/tokenizer_train.h"
 #include "cli/training.h"
 #include "core/check.h"
 #include "core/log.h"
@@ -25,7 +29,8 @@ namespace {
 
 struct SftFlags {
   bool dry_run = false;
-  std::string dump, save_tokenizer, seeds;
+  std::string dump, save_tokenizer, seed_list;
+  std::vector<std::int64_t> seeds;
 };
 
 // {"index": …, "input_ids": […], "labels": […]}, a line for each example; the file is there once all are.
@@ -79,11 +84,31 @@ std::vector<std::uint64_t> fingerprints_of(const std::vector<Preview>& previews)
   return all;
 }
 
+// Before any work: what is written must not be there already, unless --force, and never be what is read.
+void check_outputs(const SftFlags& flags, const TrainingWords& words, const train::RunConfig& config) {
+  const train::DataSection& data = config.data;
+  if (!flags.save_tokenizer.empty()) check_tokenizer_out(flags.save_tokenizer, words.force, "--save-tokenizer");
+  if (flags.dump.empty()) return;
+  std::vector<std::string> inputs{words.config, data.chat->chat_template};
+  const std::string& tokenizer = data.tokenizer == "auto" ? config.model.init : data.tokenizer;
+  for (const char* name : kTokenizerFiles)
+    if (tokenizer != "bytes") inputs.push_back((tokenizer_folder(tokenizer, Verify::no) / name).string());
+  for (const auto* entries : {&data.train, &data.valid})
+    for (const train::DataEntry& e : *entries) inputs.push_back(e.path);
+  std::error_code ignored;
+  for (const std::string& input : inputs)
+    check_usage(!std::filesystem::equivalent(input, flags.dump, ignored), "--dump {} is an input: writing to it would destroy it",
+                flags.dump);
+  check_output_file(flags.dump, words.force, "--dump");
+}
+
 // What the data comes to; no model is needed.
 int dry_run(const SftFlags& flags, const TrainingWords& words) {
   train::RunConfig config = read_config(words);
   const auto data = train::open_chat_data(config.data, config.model.init);
   check_usage(data->format != nullptr, "{} holds rows of tokens already: a dry run is for conversations", config.data.train.front().path);
+  check_outputs(flags, words, config);
+  train::check_lora_init(config.lora.init);
   const ChatFormat& format = *data->format;
   const ExampleOptions options{.seq_len = config.data.seq_len, .mask_prompt = config.data.chat->mask_prompt};
   const auto paths = [](const std::vector<train::DataEntry>& entries) {
@@ -94,13 +119,13 @@ int dry_run(const SftFlags& flags, const TrainingWords& words) {
   };
   tell_of_growth(format);
   const auto grown = chat_tokenizer(format);
-  if (!flags.save_tokenizer.empty()) grown->save(flags.save_tokenizer);
   Threads threads;
   std::optional<Dump> dump;
   if (!flags.dump.empty()) dump.emplace(flags.dump);
   const std::vector<Preview> train = look_at(threads, paths(config.data.train), format, options, dump ? &*dump : nullptr);
   const std::vector<Preview> valid = look_at(threads, paths(config.data.valid), format, options, nullptr);
   if (dump) dump->commit();
+  if (!flags.save_tokenizer.empty()) save_tokenizer(*grown, flags.save_tokenizer);
   const std::int64_t shared = count_shared(fingerprints_of(valid), fingerprints_of(train));
   if (shared > 0) log::warning("{} examples of data.valid are examples of data.train, too", shared);
   if (words.json) {
@@ -125,6 +150,7 @@ void print_help() {
       "  --dry-run     show what the data comes to: counts, lengths, what is cut and dropped, three examples; needs no model\n"
       "  --dump FILE   with --dry-run: every example of data.train as a line of JSON (index, input_ids, labels)\n"
       "  --save-tokenizer DIR   with --dry-run: the tokenizer that a tuned model is saved with\n"
+      "                (what is there already is replaced with --force)\n"
       "  --seeds LIST  a run for each of these seeds (0,1,2), in run.dir/seed-N; those that are done are left alone, unless\n"
       "                resume=restart\n{}\n{}"
       "Templates: {}, or a YAML file.\n\n",
@@ -139,16 +165,29 @@ int train_once(const TrainingWords& w, train::Json& result) {
   return out.signal ? 128 + out.signal : 0;
 }
 
+std::vector<std::int64_t> read_seeds(const std::string& list) {
+  std::vector<std::int64_t> seeds;
+  for (const std::string& word : split_names(list)) {
+    std::int64_t seed = 0;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), seed);
+    check_usage(error == std::errc() && end == word.data() + word.size() && seed >= 0, "--seeds expects whole numbers, got {}", word);
+    check_usage(std::ranges::find(seeds, seed) == seeds.end(), "--seeds has {} twice", seed);
+    seeds.push_back(seed);
+  }
+  check_usage(list.empty() || !seeds.empty(), "--seeds expects whole numbers, got {}", list);
+  return seeds;
+}
+
 // One run after the other; at the end the mean of what was selected, and its spread.
-int train_seeds(const TrainingWords& w, const std::string& seeds) {
+int train_seeds(const TrainingWords& w, const std::vector<std::int64_t>& seeds) {
   const train::RunSection run = read_config(w).run;
   // Seeds that are done are left alone, unless all of them are to begin again.
   const char* resume = run.resume == train::Resume::restart ? "restart" : run.resume == train::Resume::must ? "must" : "auto";
   train::Json results = train::Json::array();
   std::vector<double> losses;
-  for (const std::string& seed : split_names(seeds)) {
+  for (const std::int64_t seed : seeds) {
     TrainingWords one = w;
-    one.overrides.push_back("run.seed=" + seed);
+    one.overrides.push_back(fmt::format("run.seed={}", seed));
     one.overrides.push_back(fmt::format("run.dir={}/seed-{}", run.dir, seed));
     one.overrides.push_back(fmt::format("run.resume={}", resume));
     log::info("seed {}", seed);
@@ -177,12 +216,11 @@ int cmd_sft(const Args& args) {
                        {{"--dry-run", &f.dry_run},
                         {"--dump", nullptr, &f.dump},
                         {"--save-tokenizer", nullptr, &f.save_tokenizer},
-                        {"--seeds", nullptr, &f.seeds}});
+                        {"--seeds", nullptr, &f.seed_list}});
     if (w.help) return;
     check_usage((f.dump.empty() && f.save_tokenizer.empty()) || f.dry_run, "--dump and --save-tokenizer go with --dry-run");
-    check_usage(f.seeds.empty() || !f.dry_run, "--seeds does not go with --dry-run");
-    for (const std::string& seed : split_names(f.seeds))
-      check_usage(seed.find_first_not_of("0123456789") == std::string::npos, "--seeds expects whole numbers, got {}", seed);
+    check_usage(f.seed_list.empty() || !f.dry_run, "--seeds does not go with --dry-run");
+    f.seeds = read_seeds(f.seed_list);
   });
   if (w.help) {
     print_help();

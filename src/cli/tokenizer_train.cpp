@@ -1,6 +1,8 @@
 // bhyt tokenizer train: a byte-level BPE vocabulary from texts, and the folder that a tokenizer is written to.
 #include "cli/tokenizer_train.h"
 
+#include <unistd.h>
+
 #include <filesystem>
 
 #include "core/check.h"
@@ -16,6 +18,8 @@ namespace bhyt::cli {
 
 namespace {
 
+namespace fs = std::filesystem;
+
 struct CountedChunk : TextChunk {
   TextFacts facts;  // made by a worker
 };
@@ -30,18 +34,26 @@ void count_chunk(BpeTrainer& trainer, CountedChunk& chunk, const std::string& ke
 
 }  // namespace
 
-void check_tokenizer_out(const std::string& folder, bool force) {
+void check_tokenizer_out(const std::string& folder, bool force, const char* flag) {
   check_output_folder(folder);
   std::error_code ec;
   for (const char* name : kTokenizerFiles)
-    check_usage(force || !std::filesystem::exists(std::filesystem::path(folder) / name, ec),
-                "{} already holds {}; --force replaces the tokenizer there, another --out keeps it", folder, name);
+    check_usage(force || !fs::exists(fs::path(folder) / name, ec),
+                "{} already holds {}; --force replaces the tokenizer there, another {} keeps it", folder, name, flag);
 }
 
 void save_tokenizer(const Tokenizer& tokenizer, const std::string& folder) {
-  std::error_code ec;
-  for (const char* name : kTokenizerFiles) std::filesystem::remove(std::filesystem::path(folder) / name, ec);
-  tokenizer.save(folder);
+  const fs::path home = folder, beside = home / fmt::format("tokenizer.{}.tmp", ::getpid());
+  std::error_code ignored;
+  try {
+    tokenizer.save(beside);
+  } catch (...) {
+    fs::remove_all(beside, ignored);
+    throw;
+  }
+  for (const char* name : kTokenizerFiles) fs::remove(home / name, ignored);
+  for (const auto& file : fs::directory_iterator(beside)) fs::rename(file.path(), home / file.path().filename());
+  fs::remove(beside, ignored);
   log::info("{} tokens in {}", tokenizer.vocab_size(), folder);
 }
 

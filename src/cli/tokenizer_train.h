@@ -20,9 +20,9 @@ struct TokenizerTrainArgs {
 
 int train_tokenizer(const TokenizerTrainArgs& args);
 
-// Before the work: the folder can be written, and holds no tokenizer unless `force`.
-void check_tokenizer_out(const std::string& folder, bool force);
-// Replaces the tokenizer in the folder, if any.
+// Before the work: the folder can be written, and holds no tokenizer unless `force`. `flag` names it.
+void check_tokenizer_out(const std::string& folder, bool force, const char* flag = "--out");
+// Replaces the tokenizer in the folder, if any, once the new one is written.
 void save_tokenizer(const Tokenizer& tokenizer, const std::string& folder);
 
 }  // namespace bhyt::cli

@@ -120,9 +120,9 @@ train::Json outcome_json(const train::RunConfig& config, const train::Outcome& o
   train::Json result = {{"run_dir", config.run.dir},
                         {"step", out.step},
                         {"steps", config.train.steps},
-                        {"loss", out.loss},
+                        {"loss", or_null(out.loss)},
                         {"valid_loss", or_null(out.valid_loss)},
-                        {"tok_s", out.tok_s},
+                        {"tok_s", or_null(out.tok_s)},
                         {"checkpoint", out.checkpoint},
                         {"interrupted", out.signal != 0}};
   if (out.best) result["best"] = {{"step", out.best->step}, {"valid_loss", out.best->valid_loss}};

@@ -59,9 +59,9 @@ std::string output_path(const std::string& path) {
   return real.string();
 }
 
-void check_output_file(const std::string& path, bool replace) {
+void check_output_file(const std::string& path, bool replace, const char* flag) {
   (void)output_path(path);
-  check_usage(replace || !is_there(path), "{} already exists; --force replaces it, another --out keeps it", path);
+  check_usage(replace || !is_there(path), "{} already exists; --force replaces it, another {} keeps it", path, flag);
 }
 
 void check_output_folder(const std::string& folder) {

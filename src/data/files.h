@@ -27,8 +27,9 @@ bool is_there(const std::string& path);  // false, too, where one may not look
 // Where a file to be replaced by `path`'s name really lies: links are followed, and what is there must be a regular file or nothing.
 std::string output_path(const std::string& path);
 
-// Asked before work whose outcome goes to a file: Error where it cannot be written, UsageError where it is there already and not `replace`.
-void check_output_file(const std::string& path, bool replace);
+// Asked before work whose outcome goes to the file that `flag` names: Error where it cannot be written, UsageError where it is there
+// already and not `replace`.
+void check_output_file(const std::string& path, bool replace, const char* flag = "--out");
 
 // Throws Error unless the folder is there and takes files, or can be made: asked before work whose outcome goes there.
 void check_output_folder(const std::string& folder);

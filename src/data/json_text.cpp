@@ -6,11 +6,11 @@
 #include <cstdint>
 #include <cstring>
 
+#include "io/json.h"
+
 namespace bhyt {
 
 namespace {
-
-constexpr int kDeepest = 500;
 
 // The first byte at or after p that a JSON string may not simply contain, or that starts a UTF-8 sequence: " \ controls, 0x80 and up.
 const char* next_special(const char* p, const char* end) {
@@ -81,7 +81,7 @@ bool JsonText::scan(std::string_view line, std::string_view& text) {
 }
 
 bool JsonText::object(bool top) {
-  if (++depth_ > kDeepest) return fail("less nesting");
+  if (++depth_ > kDeepestJson) return fail("less nesting");
   ++p_;
   space();
   if (p_ < end_ && *p_ == '}') return ++p_, --depth_, true;
@@ -114,7 +114,7 @@ bool JsonText::object(bool top) {
 }
 
 bool JsonText::array() {
-  if (++depth_ > kDeepest) return fail("less nesting");
+  if (++depth_ > kDeepestJson) return fail("less nesting");
   ++p_;
   space();
   if (p_ < end_ && *p_ == ']') return ++p_, --depth_, true;

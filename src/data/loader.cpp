@@ -83,7 +83,7 @@ void Loader::Impl::open() {
   for (const DataPart& p : options.parts) {
     Part part{.file = TokenFile(p.path, p.name)};
     const std::string& name = part.file.name();
-    check_usage(p.weight >= 0 && p.weight < 1e300, "{}: expected a weight of 0 or more, got {}", name, p.weight);
+    check_usage(p.weight >= 0 && p.weight < 1e300, "{}: expected a weight of 0 or more, below 1e300, got {}", name, p.weight);
     weighted += p.weight > 0;
     const TokenFileInfo& info = part.file.info();
     check(info.tokens > length, "{}: {} tokens, a row of seq_len {} needs {}", name, info.tokens, length, length + 1);

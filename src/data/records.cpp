@@ -7,6 +7,7 @@
 #include "data/bytes_in.h"
 #include "data/files.h"
 #include "data/json_text.h"
+#include "io/json.h"
 
 namespace bhyt {
 
@@ -255,7 +256,7 @@ bool RecordFile::next(RecordText& record) {
 }
 
 std::variant<Record, DroppedRecord> RecordFile::parse(const RecordText& record) const {
-  const RecordJson json = RecordJson::parse(record.json, nullptr, false);
+  const RecordJson json = json_or_discarded<RecordJson>(record.json);
   check(!json.is_discarded(), "{}, record {}, line {}: {}", path(), record.index, record.line, json_mistake(record.json));
   try {
     return Record{record.index, messages_of(json)};

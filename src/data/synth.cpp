@@ -12,6 +12,7 @@
 #include "core/log.h"
 #include "core/signals.h"
 #include "data/token_file.h"
+#include "io/json.h"
 
 namespace bhyt {
 
@@ -381,7 +382,7 @@ SynthResult synthesize(const SynthOptions& o) {
 
 std::optional<double> entropy_floor(const std::string& data_file, const std::string& tokenizer_kind) {
   std::ifstream in(std::filesystem::path(data_file).parent_path() / "info.json");
-  const nlohmann::json info = nlohmann::json::parse(in, nullptr, false);
+  const auto info = json_or_discarded<nlohmann::json>(std::string(std::istreambuf_iterator<char>(in), {}));
   if (!info.is_object() || info.value("format", nlohmann::json()) != "bhyt-synth") return std::nullopt;
   const char* key = "entropy_rate_bytes";
   if (TokenFile::recognised(data_file)) {

@@ -6,6 +6,7 @@
 #include "data/bytes_in.h"
 #include "data/files.h"
 #include "data/json_text.h"
+#include "io/json.h"
 
 namespace bhyt {
 
@@ -24,7 +25,7 @@ std::string shown(const Document& value) {
 }
 
 Document parse(std::string_view line, const std::string& file, std::int64_t number) {
-  Document row = Document::parse(line, nullptr, false);
+  Document row = json_or_discarded<Document>(line);
   if (row.is_object()) return row;
   throw Error(fmt::format("{}, line {}: {}", file, number, json_mistake(line)));
 }

@@ -56,17 +56,22 @@ const Prompt& fitting_prompt(const Task& task, const Row& row) {
 
 std::int64_t find_gold(const Prompt& prompt, const Row& row, std::size_t choices) {
   const std::string word = prompt.gold.fill_label(row), column = fmt::format("{}", fmt::join(prompt.gold.columns(), ", "));
+  const auto fail = [&](const std::string& expected) {
+    check(!column.empty(), "{}, line {}: expected gold to be {}, got {:?} for every document (a column is written {{NAME}})", row.file,
+          row.line, expected, word);
+    row.fail(column, expected, Document(word));
+  };
   std::size_t place = 0;
   if (prompt.labels.empty()) {
     const auto [stop, error] = std::from_chars(word.data(), word.data() + word.size(), place);
     if (error != std::errc() || stop != word.data() + word.size() || place >= choices)
-      row.fail(column, fmt::format("the place of the right choice, 0 to {}", choices - 1), Document(word));
+      fail(fmt::format("the place of the right choice, 0 to {}", choices - 1));
     return static_cast<std::int64_t>(place);
   }
   const std::vector<std::string> labels = fill_all(prompt.labels, row);
   place = static_cast<std::size_t>(std::ranges::find(labels, word) - labels.begin());
-  if (place >= labels.size()) row.fail(column, fmt::format("one of {}", fmt::join(labels, ", ")), Document(word));
-  if (place >= choices) row.fail(column, fmt::format("the label of one of {} choices", choices), Document(word));
+  if (place >= labels.size()) fail(fmt::format("one of {}", fmt::join(labels, ", ")));
+  if (place >= choices) fail(fmt::format("the label of one of {} choices", choices));
   return static_cast<std::int64_t>(place);
 }
 

@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "data/files.h"
 #include "io/hash.h"
+#include "io/json.h"
 
 namespace bhyt {
 
@@ -65,13 +66,9 @@ Json read_meta(const fs::path& file) {
   check_usage(fs::exists(meta),
               "{} is there, but not {}, which says what it was made with: name another file for --samples, or --force starts it anew",
               file.string(), meta.string());
-  Json tree;
-  try {
-    tree = Json::parse(read_text(meta));
-  } catch (const Json::exception& e) {
-    throw Error(fmt::format("{}: expected the settings of {}: {}", meta.string(), file.string(), plain_reason(e)));
-  }
-  check(tree.is_object(), "{}: expected the settings of {}, got {}", meta.string(), file.string(), as_text(tree));
+  const std::string expected = fmt::format("{}: expected the settings of {}", meta.string(), file.string());
+  Json tree = parse_json(read_text(meta), expected);
+  check(tree.is_object(), "{}, got {}", expected, as_text(tree));
   return tree;
 }
 
@@ -112,8 +109,7 @@ void SampleFile::start(const Json& settings) {
   replace_synced(meta_of(file_), settings.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
-SampleFile::Line SampleFile::read_line(const std::string& text) {
-  const Json j = Json::parse(text);
+SampleFile::Line SampleFile::read_line(const Json& j) {
   Line line;
   if (!j.contains("task")) {
     line.scored.what = Graded{.choices = {read_likelihood(j)}};
@@ -137,11 +133,11 @@ void SampleFile::read_held() {
   check(in.good(), "could not read {}", file_.string());
   std::uintmax_t whole = 0;  // bytes of complete lines
   for (std::string text; std::getline(in, text) && !in.eof(); whole += text.size() + 1) {
+    const std::string expected = fmt::format("{}, line {}: expected a line that --samples has written", file_.string(), held_.size() + 1);
     try {
-      held_.push_back(read_line(text));
+      held_.push_back(read_line(parse_json(text, expected)));
     } catch (const Json::exception& e) {
-      throw Error(
-          fmt::format("{}, line {}: expected a line that --samples has written: {}", file_.string(), held_.size() + 1, plain_reason(e)));
+      throw Error(fmt::format("{}: {}", expected, plain_reason(e)));
     }
   }
   check(held() <= documents_, "{} has {} lines, but there are {} documents: it is not the file of this run (--force starts it anew)",

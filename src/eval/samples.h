@@ -38,7 +38,7 @@ class SampleFile {
     std::optional<std::int64_t> seed;
     Scored scored;  // of a request its only choice
   };
-  static Line read_line(const std::string& text);
+  static Line read_line(const nlohmann::ordered_json& j);
 
   void start(const nlohmann::ordered_json& settings);
   void read_held();

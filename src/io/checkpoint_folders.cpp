@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string_view>
 
 #include "io/hash.h"
+#include "io/json.h"
 
 namespace bhyt {
 
@@ -16,10 +18,29 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kPrefix = "checkpoint-";
+constexpr int kManifestVersion = 1;
 
 std::string checksum(const fs::path& file) { return fmt::format("{:016x}", hash_file(file)); }
 
-bool is_manifest(const Json& j) { return j.is_object() && j.contains("files") && j["files"].is_object(); }
+bool is_manifest(const Json& j) { return j.is_object() && j.contains("version") && j.contains("files") && j["files"].is_object(); }
+
+// What the trainer always lists: the model (or its adapter) and the state of the run. Others may be put beside them later.
+bool must_be_listed(const std::string& name) {
+  static const std::set<std::string> kNames = {"config.json",         "model.safetensors",         "model.safetensors.index.json",
+                                               "adapter_config.json", "adapter_model.safetensors", std::string(kTrainerState)};
+  return kNames.contains(name) || (name.starts_with("model-") && name.ends_with(".safetensors"));
+}
+
+// "" where the manifest says something of every such file that lies there.
+std::string unlisted(const fs::path& dir, const Json& files, const std::function<bool(const std::string&)>& which) {
+  std::string first;  // by name
+  std::error_code gone;
+  for (const auto& entry : fs::directory_iterator(dir, gone)) {
+    const std::string name = entry.path().filename().string();
+    if (must_be_listed(name) && (!which || which(name)) && !files.contains(name) && (first.empty() || name < first)) first = name;
+  }
+  return first.empty() ? "" : fmt::format("manifest.json does not list {}", first);
+}
 
 }  // namespace
 
@@ -59,7 +80,7 @@ void write_manifest(const fs::path& dir) {
     sync_to_disk(file);
     list[file.filename().string()] = {{"bytes", fs::file_size(file)}, {"xxh64", checksum(file)}};
   }
-  write_synced(dir / kManifest, Json{{"version", 1}, {"files", list}}.dump(2) + "\n");
+  write_synced(dir / kManifest, Json{{"version", kManifestVersion}, {"files", list}}.dump(2) + "\n");
   sync_to_disk(dir);
 }
 
@@ -96,7 +117,7 @@ std::string incomplete_optimizer(const fs::path& dir) {
 
 void remove_listed(const fs::path& dir, const std::vector<std::string>& files) {
   if (files.empty()) return;
-  Json manifest = Json::parse(read_text(dir / kManifest), nullptr, false);
+  Json manifest = json_or_discarded(read_text(dir / kManifest));
   if (!is_manifest(manifest)) return;  // damaged: left as it is
   for (const std::string& file : files) manifest["files"].erase(file);
   replace_synced(dir / kManifest, manifest.dump(2) + "\n");  // first, so that it verifies at every moment
@@ -105,8 +126,10 @@ void remove_listed(const fs::path& dir, const std::vector<std::string>& files) {
 
 std::string verify_manifest(const fs::path& dir, const std::function<bool(const std::string&)>& which, Compare compare) {
   if (!fs::is_regular_file(dir / kManifest)) return "it has no manifest.json";
-  const Json manifest = Json::parse(read_text(dir / kManifest), nullptr, false);
+  const Json manifest = json_or_discarded(read_text(dir / kManifest));
   if (!is_manifest(manifest)) return "manifest.json is damaged";
+  if (manifest["version"] != kManifestVersion)
+    return fmt::format("manifest.json has version {}, expected {}", manifest["version"].dump(), kManifestVersion);
   for (const auto& [name, entry] : manifest["files"].items()) {
     if (!entry.is_object() || !entry.contains("bytes") || !entry.contains("xxh64")) return "manifest.json is damaged";
     if (which && !which(name)) continue;
@@ -117,7 +140,7 @@ std::string verify_manifest(const fs::path& dir, const std::function<bool(const 
     if (compare == Compare::checksums && entry["xxh64"] != Json(checksum(file)))
       return fmt::format("{} is damaged (its checksum differs)", name);
   }
-  return "";
+  return unlisted(dir, manifest["files"], which);
 }
 
 }  // namespace bhyt

@@ -38,7 +38,8 @@ void remove_listed(const fs::path& dir, const std::vector<std::string>& files);
 enum class Verify : std::uint8_t { yes, no };                 // whether what is read from a checkpoint is compared with its manifest
 enum class Compare : std::uint8_t { checksums, sizes_only };  // sizes are known without reading
 
-// "" when every file that manifest.json lists (and `which` asks for) is there with its size and checksum, else what is wrong.
+// "" when every file that manifest.json lists (and `which` asks for) is there with its size and checksum, and nothing of the model lies
+// there that it does not list; else what is wrong.
 std::string verify_manifest(const fs::path& dir, const std::function<bool(const std::string& file)>& which = {},
                             Compare compare = Compare::checksums);
 

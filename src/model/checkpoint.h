@@ -1,4 +1,4 @@
-// Checkpoint folders: config.json and safetensors, in Hugging Face's layout, the reference's and our own (method.md §6, §8).
+// Checkpoint folders: config.json and safetensors, in Hugging Face's layout, the reference's and our own (docs/checkpoints.md).
 #pragma once
 
 #include <filesystem>

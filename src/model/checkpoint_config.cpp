@@ -26,13 +26,13 @@ class Keys {
     const auto it = json_.find(key);
     return it == json_.end() || it->is_null() ? nullptr : &*it;
   }
-  // For the reference's keys, which may hold the word None.
+  // The reference's keys may hold the word None.
   const Json* find_some(const char* key) const {
     const Json* j = find(key);
     return j && j->is_string() && (*j == "None" || *j == "") ? nullptr : j;
   }
   std::int64_t integer(const char* key, std::int64_t otherwise, Range range = {}) const {
-    const Json* j = find(key);
+    const Json* j = find_some(key);
     return j ? schema::Reader::as_integer(full(key), *j, range) : otherwise;
   }
   std::int64_t integer(const char* key) const {
@@ -40,7 +40,7 @@ class Keys {
     return integer(key, 0);
   }
   double number(const char* key, double otherwise, Range range = {}) const {
-    const Json* j = find(key);
+    const Json* j = find_some(key);
     return j ? schema::Reader::as_number(full(key), *j, range) : otherwise;
   }
   double number(const char* key, Range range) const {
@@ -48,7 +48,7 @@ class Keys {
     return number(key, 0, range);
   }
   bool boolean(const char* key, bool otherwise) const {
-    const Json* j = find(key);
+    const Json* j = find_some(key);
     if (!j) return otherwise;
     if (!j->is_boolean()) schema::wrong(full(key), "true or false", *j);
     return j->get<bool>();
@@ -61,7 +61,7 @@ class Keys {
   }
   // What must hold one value, or be absent, for us to compute the right thing.
   void require(const char* key, const Json& value) const {
-    const Json* j = find(key);
+    const Json* j = find_some(key);
     if (j && *j != value) schema::wrong(full(key), schema::show(value) + " (other models are not supported)", *j);
   }
   const Json& json() const { return json_; }
@@ -133,7 +133,7 @@ void read_llama(ModelConfig& c, const Keys& k) {
   c.eos = read_ids(k, "eos_token_id");
 }
 
-// --- the reference's flat keys (method.md §6) ----------------------------------------------------------------------------------------
+// --- the reference's flat keys (docs/checkpoints.md, "config.json, key by key") ----------------------------------------------------------
 
 double read_lambda(const Keys& k, const char* key, double otherwise, Range range) {
   const Json* j = k.find_some(key);
@@ -227,6 +227,22 @@ NormConfig read_reference_norm(const Keys& k) {
   return n;
 }
 
+constexpr ModelKeys kKeys = {.d = "hidden_size",
+                             .layers = "num_hidden_layers",
+                             .heads = "num_attention_heads",
+                             .kv_heads = "num_key_value_heads",
+                             .head_dim = "head_dim",
+                             .mlp = "intermediate_size",
+                             .vocab = "vocab_size",
+                             .max_positions = "max_position_embeddings",
+                             .theta = "rope_theta",
+                             .eps = "rms_norm_eps",
+                             .init_std = "initializer_range",
+                             .factor = "factor",
+                             .low = "low_freq_factor",
+                             .high = "high_freq_factor",
+                             .original = "original_max_position_embeddings"};
+
 ModelConfig read_tree(const Json& json, const std::string& name) {
   check(json.is_object(), "must be a JSON object");
   const Keys k(json);
@@ -242,7 +258,7 @@ ModelConfig read_tree(const Json& json, const std::string& name) {
     schema::Reader r(json, "");
     r.choice("embedding_scale", c.embedding_scale, kEmbeddingScales, "");
   }
-  validate(c);
+  validate(c, kKeys);
   const NormPlan plan = plan_norms(c.norm, c.layers, c.d, c.eps);
   const bool needs_length = std::any_of(plan.blocks.begin(), plan.blocks.end(), [](const BlockPlan& b) { return b.has_constant; });
   if (needs_length && c.norm.seq_len == 0) {

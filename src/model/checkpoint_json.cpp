@@ -13,21 +13,6 @@ namespace bhyt {
 
 using schema::Json;
 
-Json parse_json(std::string_view text, const std::string& name) {
-  constexpr int kDeepest = 32;
-  const auto shallow = [&](int depth, Json::parse_event_t, Json&) {
-    check(depth <= kDeepest, "{}: nested more than {} deep", name, kDeepest);
-    return true;
-  };
-  // The parser takes a zero byte for the end of its input.
-  check(text.find('\0') == text.npos, "{}: not JSON (it holds a zero byte)", name);
-  try {
-    return Json::parse(text.begin(), text.end(), shallow);
-  } catch (const Json::exception& e) {
-    throw Error(fmt::format("{}: not JSON ({})", name, plain_reason(e)));
-  }
-}
-
 std::string read_small_file(const std::filesystem::path& file) {
   constexpr std::uintmax_t kLimit = 64 << 20;
   std::error_code why;

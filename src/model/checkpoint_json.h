@@ -5,12 +5,10 @@
 #include <string>
 #include <string_view>
 
-#include "core/schema.h"
+#include "io/json.h"
 
 namespace bhyt {
 
-// Throws Error naming `name` for what is not JSON or nested beyond reason.
-schema::Json parse_json(std::string_view text, const std::string& name);
 schema::Json read_json(const std::filesystem::path& file);
 // A whole file; Error over 64 MiB, which no config or index reaches.
 std::string read_small_file(const std::filesystem::path& file);

@@ -24,7 +24,7 @@ constexpr Preset kPresets[] = {
 
 // Bounds that keep every product of shapes far from overflow.
 void check_size(const char* key, std::int64_t value, std::int64_t most) {
-  check_usage(value >= 1 && value <= most, "model.{} must be between 1 and {}, got {}", key, most, value);
+  check_usage(value >= 1 && value <= most, "{} must be between 1 and {}, got {}", key, most, value);
 }
 
 }  // namespace
@@ -58,28 +58,28 @@ void apply_preset(ModelConfig& c, const std::string& name) {
                                near.empty() ? "" : fmt::format(" (did you mean {}?)", near)));
 }
 
-void validate(const ModelConfig& c) {
+void validate(const ModelConfig& c, const ModelKeys& keys) {
   check_usage(c.d || c.layers || c.heads || c.mlp, "model: give preset ({}), or the shapes: d, layers, heads, mlp",
               fmt::join(preset_names(), ", "));
-  check_size("d", c.d, 1 << 22);
-  check_size("layers", c.layers, 1 << 14);
-  check_size("heads", c.heads, 1 << 14);
-  check_size("kv_heads", c.kv_heads, c.heads);
-  check_size("head_dim", c.head_dim, 1 << 14);
-  check_size("mlp", c.mlp, 1 << 24);
-  check_size("vocab", c.vocab, 1 << 28);
-  check_size("max_positions", c.max_positions, 1 << 30);
-  check_usage(c.heads % c.kv_heads == 0, "model.heads must be a multiple of model.kv_heads, got {} and {}", c.heads, c.kv_heads);
-  check_usage(c.head_dim % 2 == 0, "model.head_dim must be even (RoPE rotates pairs), got {}", c.head_dim);
-  schema::check_range("model.rope.theta", c.rope_theta, {.above = 0});
-  schema::check_range("model.eps", c.eps, {.above = 0});
-  schema::check_range("model.init_std", c.init_std, {.at_least = 0});
+  check_size(keys.d, c.d, 1 << 22);
+  check_size(keys.layers, c.layers, 1 << 14);
+  check_size(keys.heads, c.heads, 1 << 14);
+  check_size(keys.kv_heads, c.kv_heads, c.heads);
+  check_size(keys.head_dim, c.head_dim, 1 << 14);
+  check_size(keys.mlp, c.mlp, 1 << 24);
+  check_size(keys.vocab, c.vocab, 1 << 28);
+  check_size(keys.max_positions, c.max_positions, kMostPositions);
+  check_usage(c.heads % c.kv_heads == 0, "{} must be a multiple of {}, got {} and {}", keys.heads, keys.kv_heads, c.heads, c.kv_heads);
+  check_usage(c.head_dim % 2 == 0, "{} must be even (RoPE rotates pairs), got {}", keys.head_dim, c.head_dim);
+  schema::check_range(keys.theta, c.rope_theta, {.above = 0});
+  schema::check_range(keys.eps, c.eps, {.above = 0});
+  schema::check_range(keys.init_std, c.init_std, {.at_least = 0});
   if (c.rope_scaling.kind == RopeScaling::Kind::llama3) {
     const RopeScaling& s = c.rope_scaling;
-    schema::check_range("model.rope.scaling.factor", s.factor, {.above = 0});
-    schema::check_range("model.rope.scaling.low", s.low, {.above = 0});
-    schema::check_range("model.rope.scaling.original", s.original, {.above = 0});
-    schema::check_range("model.rope.scaling.high", s.high, {.above = s.low});
+    schema::check_range(keys.factor, s.factor, {.above = 0});
+    schema::check_range(keys.low, s.low, {.above = 0});
+    schema::check_range(keys.original, s.original, {.above = 0});
+    schema::check_range(keys.high, s.high, {.above = s.low});
   }
 }
 

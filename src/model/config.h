@@ -35,8 +35,18 @@ struct ModelConfig {
 void apply_preset(ModelConfig& c, const std::string& name);
 std::vector<std::string> preset_names();
 
-// Every shape positive, heads divisible by kv_heads, head_dim even, …; UsageError with the config key.
-void validate(const ModelConfig& c);
+// What messages call the numbers of a model.
+struct ModelKeys {
+  const char *d = "model.d", *layers = "model.layers", *heads = "model.heads", *kv_heads = "model.kv_heads", *head_dim = "model.head_dim",
+             *mlp = "model.mlp", *vocab = "model.vocab", *max_positions = "model.max_positions", *theta = "model.rope.theta",
+             *eps = "model.eps", *init_std = "model.init_std", *factor = "model.rope.scaling.factor", *low = "model.rope.scaling.low",
+             *high = "model.rope.scaling.high", *original = "model.rope.scaling.original";
+};
+
+constexpr std::int64_t kMostPositions = 1 << 30;
+
+// Every shape positive, heads divisible by kv_heads, head_dim even, …; UsageError with the key.
+void validate(const ModelConfig& c, const ModelKeys& keys = {});
 
 // The length of the rows that the model was trained on where that is known, else the longest it is meant for.
 inline std::int64_t trained_length(const ModelConfig& c) { return c.norm.seq_len > 0 ? c.norm.seq_len : c.max_positions; }

@@ -1,4 +1,4 @@
-// safetensors: strict, memory-mapped reader and streaming writer (formats.md).
+// safetensors: strict, memory-mapped reader and streaming writer.
 #pragma once
 
 #include <cstdint>

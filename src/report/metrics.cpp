@@ -5,6 +5,7 @@
 #include <istream>
 #include <nlohmann/json.hpp>
 
+#include "io/json.h"
 #include "report/run.h"
 
 namespace bhyt::report {
@@ -56,8 +57,8 @@ std::string without_bare_nonfinite(const std::string& line) {
 }
 
 Json parse(const std::string& line) {
-  Json j = Json::parse(line, nullptr, false);
-  if (j.is_discarded()) j = Json::parse(without_bare_nonfinite(line), nullptr, false);
+  Json j = json_or_discarded(line);
+  if (j.is_discarded()) j = json_or_discarded(without_bare_nonfinite(line));
   return j;
 }
 

@@ -15,6 +15,7 @@
 #include "core/log.h"
 #include "data/synth.h"
 #include "io/checkpoint_folders.h"
+#include "io/json.h"
 #include "report/analysis.h"
 
 namespace bhyt::report {
@@ -36,7 +37,7 @@ std::string read_text(const fs::path& path, std::size_t at_most) {
   return text;
 }
 
-Json read_json(const fs::path& path) { return Json::parse(read_text(path, kMaxConfigBytes), nullptr, false); }
+Json read_json(const fs::path& path) { return json_or_discarded(read_text(path, kMaxConfigBytes)); }
 
 std::string one_line(const YAML::Node& node) {
   if (node.IsScalar()) return node.Scalar();
@@ -201,7 +202,7 @@ void read_saved(const fs::path& dir, Run& run) {
   const auto steps = checkpoint_steps(dir);
   if (steps.empty()) return;
   try {
-    const Json state = Json::parse(bhyt::read_text(checkpoint_folder(dir, steps.front()) / kTrainerState));
+    const Json state = json_or_discarded(bhyt::read_text(checkpoint_folder(dir, steps.front()) / kTrainerState));
     const Json& progress = state.at("bhyt").at("progress");
     Standing s{.step = progress.at("step"), .loss_step = progress.at("step"), .tokens = state.value("num_input_tokens_seen", kUnknown)};
     if (const double count = progress.at("loss_count"); count > 0) s.loss = progress.at("loss_sum").get<double>() / count;
@@ -226,7 +227,7 @@ void read_analysis(const fs::path& dir, Run& run) {
   std::error_code ec;
   const fs::path file = dir / kAnalysisFile;
   if (!fs::is_regular_file(file, ec)) return;
-  const Json j = Json::parse(bhyt::read_text(file), nullptr, false);
+  const Json j = json_or_discarded(bhyt::read_text(file));
   const bool good = j.is_object() && j.contains("models") && j["models"].is_array();
   if (good) run.analysis = j["models"];
   if (!good) run.notes.push_back(fmt::format("{} cannot be read; bhyt analyze --save writes it anew", kAnalysisFile));

@@ -25,7 +25,7 @@ Sizes checkpoint_sizes(const train::RunConfig& c) {
 }  // namespace
 
 Forecast forecast(const Plan& plan, const SweepOptions& options) {
-  const Index index = merge(read_index(options.folder), plan);
+  const Index index = merge(read_index(plan, options), plan);
   Forecast out{.runs = plan.runs.size(), .bytes = 0};
   Settler settled(plan.work);
   double timed_tokens = 0, timed_seconds = 0;

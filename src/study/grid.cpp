@@ -225,6 +225,7 @@ void check_run(const PlannedRun& run, train::Work work) {
   try {
     const train::RunConfig config = train::read_run_config(run.tree, Verify::no, work);
     const ModelConfig& model = config.model.config;
+    check_usage(config.parallel.trace == 0, "parallel.trace draws how several processes work together, and a sweep's runs have one each");
     if (model.layers > 0) (void)plan_norms(model.norm, model.layers, model.d, model.eps);
   } catch (const UsageError& e) {
     if (run.point.empty()) throw;

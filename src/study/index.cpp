@@ -5,8 +5,13 @@
 #include <map>
 
 #include "core/check.h"
+#include "core/log.h"
+#include "io/checkpoint_folders.h"
+#include "io/json.h"
+#include "io/yaml.h"
 #include "machine/machine.h"
 #include "report/run.h"
+#include "study/sweep.h"
 
 namespace bhyt::study {
 
@@ -114,7 +119,7 @@ Index read_index(const fs::path& folder) {
   const fs::path file = folder / kIndexFile;
   if (!fs::exists(file)) return {};
   try {
-    const Json j = Json::parse(read_text(file));
+    const Json j = parse_json(read_text(file), file.string() + ": not an index of a sweep");
     check(j.at("version") == kVersion, "{}: expected version {}, got {}", file.string(), kVersion, j.at("version").dump());
     Index index{.command = j.at("command")};
     for (const Json& run : j.at("runs")) index.runs.push_back(from_json(run));
@@ -122,6 +127,57 @@ Index read_index(const fs::path& folder) {
   } catch (const Json::exception& e) {
     throw Error(fmt::format("{}: not an index of a sweep: {}", file.string(), plain_reason(e)));
   }
+}
+
+namespace {
+
+const char* command_of(const Plan& plan) { return plan.work == train::Work::fine_tuning ? "sft" : "pretrain"; }
+
+// Its metrics and its newest checkpoint come to the same end. One that failed may have done so behind its last step, and train.patience
+// ends one before: that such a run was finished is known where a sweep has taken the optimizer's state out of its newest checkpoint, which
+// it does with finished runs alone.
+bool is_finished(const Record& r, const fs::path& folder, Keep keep) {
+  const fs::path dir = folder / r.dir;
+  const bool whole = r.steps > 0 && r.step >= r.steps && r.status != Status::failed;
+  const std::vector<std::int64_t> saved = checkpoint_steps(dir);
+  if (saved.empty()) return whole && keep == Keep::none;
+  if (saved.front() < r.step) return false;
+  return whole || (r.step > 0 && optimizer_files(checkpoint_folder(dir, saved.front())).empty());
+}
+
+// The run that lies in a folder, with the settings that a sweep wrote down for it; nothing where there is none.
+std::optional<Record> run_that_is_there(const PlannedRun& run, const fs::path& folder) {
+  const fs::path config = folder / kConfigs / (run.id + ".yaml");
+  if (!fs::exists(folder / run.id / "metrics.jsonl") || !fs::exists(config)) return std::nullopt;
+  Record r{.id = run.id, .point = run.point, .dir = run.id, .jobs = 0};
+  flatten(read_yaml(config), "", r.settings);
+  for (const char* own : {"run.dir", "run.resume"}) r.settings.erase(own);  // the sweep's words
+  return r;
+}
+
+}  // namespace
+
+Index read_index(const Plan& plan, const SweepOptions& options) {
+  const fs::path& folder = options.folder;
+  Index index = read_index(folder);
+  if (index.runs.empty()) index.command = command_of(plan);
+  for (const PlannedRun& run : plan.runs) {
+    const auto known = std::find_if(index.runs.begin(), index.runs.end(), [&](const Record& r) { return r.id == run.id; });
+    const bool there = known != index.runs.end();
+    if (there && known->status != Status::planned && !(options.retry && known->status == Status::failed)) continue;
+    std::optional<Record> found = run_that_is_there(run, folder);
+    if (!found || (there && what_it_is(found->settings) != what_it_is(known->settings))) continue;
+    if (there) found = *known;
+    read_outcome(*found, folder);
+    if (!is_finished(*found, folder, options.keep)) continue;
+    set_ended_well(*found);
+    log::info("{}: found finished", (folder / found->dir).string());
+    if (there)
+      *known = std::move(*found);
+    else
+      index.runs.push_back(std::move(*found));
+  }
+  return index;
 }
 
 void write_index(const Index& index, const fs::path& folder) {
@@ -151,7 +207,7 @@ void check_beside(const Record& r, const Record& other) {
 }  // namespace
 
 Index merge(const Index& before, const Plan& plan) {
-  const char* command = plan.work == train::Work::fine_tuning ? "sft" : "pretrain";
+  const char* command = command_of(plan);
   check_usage(before.runs.empty() || before.command == command, "this folder holds runs of bhyt {}, not of bhyt {}: another --out",
               before.command, command);
   Index out{.command = command};
@@ -175,6 +231,11 @@ Index merge(const Index& before, const Plan& plan) {
     out.runs.push_back(r);
   }
   return out;
+}
+
+void set_ended_well(Record& record) {
+  record.status = record.diverged ? Status::diverged : Status::done;
+  record.error = record.diverged ? "the last validation loss is not finite" : "";
 }
 
 void read_outcome(Record& record, const fs::path& folder) {

@@ -24,9 +24,9 @@ struct Record {
   std::optional<double> valid_loss, best_valid_loss, loss;  // last validation, lowest validation, last training loss; nats per token
   std::optional<std::int64_t> best_step;
   double tokens = 0, tok_s = 0, seconds = 0;  // of training steps: without start, validation and saving
-  int jobs = 1;                               // how many shared its GPU or its host's cores when it began: speeds compare where this is 1
-  bool diverged = false;                      // its last validation is not finite
-  bool skipping = false;                      // nor was its last step
+  int jobs = 1;           // how many shared its GPU or its host's cores when it began: speeds compare where this is 1; 0: not known
+  bool diverged = false;  // its last validation is not finite
+  bool skipping = false;  // nor was its last step
   std::string error;
 };
 
@@ -50,5 +50,8 @@ Index merge(const Index& before, const Plan& plan);
 
 // Enters what a run directory tells: steps, losses, speed. Nothing where there are no metrics.
 void read_outcome(Record& record, const fs::path& folder);
+void set_ended_well(Record& record);  // done, or diverged by that outcome
+
+constexpr const char* kConfigs = "configs";  // of a sweep's runs, as they were given
 
 }  // namespace bhyt::study

@@ -13,6 +13,7 @@
 #include "data/synth.h"
 #include "io/checkpoint_folders.h"
 #include "io/files.h"
+#include "io/json.h"
 #include "report/figure.h"
 #include "report/html.h"
 #include "study/console.h"
@@ -60,7 +61,10 @@ void make_conversations(const fs::path& documents, const fs::path& to, std::int6
   std::ifstream in(documents);
   std::string out;
   for (std::string line; count > 0 && std::getline(in, line);) {
-    std::istringstream words(Json::parse(line).at("text").get<std::string>());
+    const Json document = json_or_discarded(line);
+    check(document.is_object() && document.contains("text") && document["text"].is_string(), "{}: expected {{\"text\": TEXT}}, got {}",
+          documents.string(), line.substr(0, 80));
+    std::istringstream words(document["text"].get<std::string>());
     std::string asked, answered, word;
     for (std::size_t i = 0; i < kAsked + kAnswered && words >> word; ++i) (i < kAsked ? asked : answered) += word + " ";
     if (answered.empty()) continue;
@@ -108,7 +112,7 @@ class Commands {
   // What it printed when it last ran; null where that is not there or no JSON.
   Json printed(const std::string& label) const {
     if (!fs::exists(output(label))) return {};
-    Json j = Json::parse(read_text(output(label)), nullptr, false);
+    Json j = json_or_discarded(read_text(output(label)));
     return j.is_discarded() ? Json() : j;
   }
 

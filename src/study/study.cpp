@@ -5,6 +5,7 @@
 #include "core/check.h"
 #include "io/files.h"
 #include "study/files.h"
+#include "study/table.h"
 
 namespace bhyt::study {
 
@@ -47,10 +48,24 @@ void lay_over(Json& tree, const Json& more) {
   }
 }
 
+// The value under a key; nullptr where it is not there, or null.
+const Json* take(schema::Reader& r, const char* key, const char* expected, bool (*fits)(const Json&)) {
+  const Json* j = r.take(key);
+  if (!j || j->is_null()) return nullptr;
+  if (!fits(*j)) schema::wrong(r.full(key), expected, *j);
+  return j;
+}
+const Json* take_map(schema::Reader& r, const char* key) {
+  return take(r, key, "a map of keys", [](const Json& j) { return j.is_object(); });
+}
+const Json* take_list(schema::Reader& r, const char* key, const char* expected) {
+  return take(r, key, expected, [](const Json& j) { return j.is_array(); });
+}
+
 // A variant with `config: NAME` begins with that recipe of configs/, but for where it runs.
 Json with_recipe(const Json& settings) {
   if (!settings.is_object() || !settings.contains("config")) return settings;
-  const std::string name = settings["config"];
+  const std::string name = schema::Reader::as_text("config", settings["config"]);
   const BuiltInFile* file = find_file(recipe_files(), name);
   check_usage(file != nullptr, "there is no recipe configs/{}.yaml", name);
   Json tree = parse_yaml(file->text, "configs/" + name + ".yaml");
@@ -69,10 +84,12 @@ Json with_recipe(const Json& settings) {
 }
 
 Json with_recipes(Json axes) {
-  for (Json& axis : axes)
+  for (Json& axis : axes) {
+    if (!axis.is_object()) schema::wrong("axes", "a list of names with their values, as train.lr: [1e-3, 2e-3]", axis);
     for (auto& [name, values] : axis.items())
       if (values.is_object())
         for (auto& [label, settings] : values.items()) settings = with_recipe(settings);
+  }
   return axes;
 }
 
@@ -81,6 +98,7 @@ Json first_axes(const Json& axes, const Json& asked) {
   Json out = with_recipes(axes);
   for (Json& axis : out)
     for (auto& [name, variants] : axis.items()) {
+      if (!variants.is_object()) schema::wrong("first.axes." + name, "a map of named variants", variants);
       std::vector<std::string> unused;
       for (const auto& [label, settings] : variants.items())
         if (asked.dump().find("{first}/" + slug(label) + "\"") == std::string::npos) unused.push_back(label);
@@ -91,61 +109,126 @@ Json first_axes(const Json& axes, const Json& asked) {
 
 std::vector<std::string> words_of(const Json& j, const std::string& key) {
   std::vector<std::string> out;
-  if (j.is_null()) return out;
   if (!j.is_array()) schema::wrong(key, "a list of words", j);
-  for (const Json& word : j) out.push_back(label_of(word));
+  for (const Json& word : j) {
+    if (word.is_structured() || word.is_null()) schema::wrong(key, "a list of words", j);
+    out.push_back(label_of(word));
+  }
   return out;
 }
 
 Column read_column(const Json& j) {
+  static const schema::Names<std::string> kAs = {{"mean", "mean"}, {"min", "min"}, {"max", "max"}, {"last", "last"}};
   Column c;
   schema::Reader r(j, "table.columns");
   r.text("name", c.name, "");
   r.text("of", c.of, "");
   r.text("path", c.path, "");
-  r.text("as", c.as, "");
+  r.choice("as", c.as, kAs, "");
   r.integer("digits", c.digits, "", {.at_least = 0, .at_most = 9});
   r.finish();
   check_usage(c.of.empty() != c.path.empty(), "table.columns: {}: give `of` or `path`", c.name);
+  if (c.name.empty()) c.name = c.of + c.path;
+  const std::vector<std::string> kinds = column_kinds();
+  if (!c.of.empty() && std::find(kinds.begin(), kinds.end(), c.of) == kinds.end())
+    schema::wrong(r.full("of"), fmt::format("one of {}", fmt::join(kinds, ", ")), c.of);
   return c;
 }
 
 void read_table(const Json& j, Study& s) {
   schema::Reader r(j, "table");
-  if (const Json* columns = r.take("columns"))
+  if (const Json* columns = take_list(r, "columns", "a list of columns"))
     for (const Json& c : *columns) s.columns.push_back(read_column(c));
   r.text("rows", s.rows_path, "");
   r.text("rank_by", s.rank_by, "");
   r.boolean("lower_is_better", s.lower_is_better, "");
-  if (const Json* target = r.take("target")) {
+  if (const Json* target = take_map(r, "target")) {
     s.target.emplace();
-    schema::Reader t(*target, "table.target");
+    schema::Reader t(*target, r.full("target"));
     t.text("row", s.target->row, "");
     t.number("at", s.target->at, "", {.above = 0, .at_most = 1});
     t.finish();
   }
   r.finish();
+  const auto ranks = [&](const Column& c) { return c.name == s.rank_by; };
+  check_usage(s.rank_by.empty() || std::any_of(s.columns.begin(), s.columns.end(), ranks),
+              "table.rank_by must be the name of a column, got {}", s.rank_by);
 }
 
 PaperNumbers read_numbers(const Json& j) {
   PaperNumbers n;
   schema::Reader r(j, "numbers");
   r.text("at", n.at, "");
-  const Json *columns = r.take("columns"), *rows = r.take("rows");
+  const Json *columns = take_list(r, "columns", "a list of names"), *rows = take_map(r, "rows");
   r.finish();
-  check_usage(columns && rows && rows->is_object(), "numbers: expected columns and rows");
+  check_usage(columns && rows, "numbers: expected columns and rows");
   n.columns = words_of(*columns, "numbers.columns");
+  const auto number = [](const Json& v) { return v.is_number() || v.is_string() || v.is_null(); };
   for (const auto& [label, values] : rows->items()) {
-    check_usage(values.is_array() && values.size() == n.columns.size(), "numbers: {}: expected {} values", label, n.columns.size());
+    if (!values.is_array() || values.size() != n.columns.size() || !std::all_of(values.begin(), values.end(), number))
+      schema::wrong("numbers.rows." + label, fmt::format("a list of {} numbers (or words, or null)", n.columns.size()), values);
     n.rows.emplace_back(label, std::vector<Json>(values.begin(), values.end()));
   }
   return n;
 }
 
-// What a scale says: keys of runs, axes or commands in the place of the study's, the seeds and the data it takes.
+// What a study says, and a scale in its place.
+struct StudyParts {
+  Json axes, commands, after, table, numbers;  // null: it says nothing
+};
+
+void take_parts(schema::Reader& r, StudyParts& p) {
+  if (const Json* axes = take_list(r, "axes", "a list of axes")) p.axes = *axes;
+  if (const Json* commands = take_map(r, "commands")) p.commands = *commands;
+  if (const Json* after = take_list(r, "after", "a list of words")) p.after = *after;
+  if (const Json* table = take_map(r, "table")) p.table = *table;
+  if (const Json* numbers = take_map(r, "numbers")) p.numbers = *numbers;
+}
+
+struct StudyFile {
+  std::string title, paper, question, command = "pretrain";
+  bool statistics = false, alone = false, trains_first = false;
+  Json base = Json::object(), first_base = Json::object(), first_axes = Json::array(), scales = Json::object();
+  StudyParts parts;
+};
+
+StudyFile read_file(const std::string& name) {
+  static const schema::Names<std::string> kCommands = {{"pretrain", "pretrain"}, {"sft", "sft"}};
+  const Json tree = read_study(name);
+  if (!tree.is_object()) schema::wrong(name, "a map of keys", tree);
+  StudyFile f;
+  schema::Reader r(tree, "");
+  r.text("title", f.title, "");
+  r.text("paper", f.paper, "");
+  r.text("question", f.question, "");
+  r.choice("command", f.command, kCommands, "");
+  r.boolean("statistics", f.statistics, "");
+  r.boolean("alone", f.alone, "");
+  if (const Json* base = take_map(r, "base")) f.base = *base;
+  if (const Json* first = take_map(r, "first")) {
+    f.trains_first = true;
+    schema::Reader inner(*first, "first");
+    if (const Json* base = take_map(inner, "base")) f.first_base = *base;
+    const Json* axes = take_list(inner, "axes", "a list of axes");
+    inner.finish();
+    check_usage(axes != nullptr, "first.axes is missing: the models that are trained first, by name");
+    f.first_axes = *axes;
+  }
+  take_parts(r, f.parts);
+  if (const Json* scales = take_map(r, "scales")) f.scales = *scales;
+  r.finish();
+  schema::Reader scales(f.scales, "scales");
+  for (const char* scale : kAllScales)
+    (void)take(scales, scale, "a map of keys, or false", [](const Json& j) { return j.is_object() || j.is_boolean(); });
+  scales.finish();
+  return f;
+}
+
+// Keys of runs, what it says in the place of the study, the seeds and the data it takes.
 struct Scale {
   Json keys = Json::object();
-  Json axes, commands, numbers, synth, table, after;
+  StudyParts parts;
+  Json synth;
   Json first = Json::object();  // keys of what is trained first
   bool with_first = true;       // false: it is there already
   int seeds = 0;
@@ -154,13 +237,9 @@ struct Scale {
 
 void read_scale(const Json& j, const std::string& where, Scale& s) {
   schema::Reader r(j, where);
-  if (const Json* keys = r.take("keys")) lay_over(s.keys, *keys);
-  if (const Json* axes = r.take("axes")) s.axes = *axes;
-  if (const Json* commands = r.take("commands")) s.commands = *commands;
-  if (const Json* numbers = r.take("numbers")) s.numbers = *numbers;
-  if (const Json* synth = r.take("synth")) s.synth = *synth;
-  if (const Json* table = r.take("table")) s.table = *table;
-  if (const Json* after = r.take("after")) s.after = *after;
+  if (const Json* keys = take_map(r, "keys")) lay_over(s.keys, *keys);
+  take_parts(r, s.parts);
+  if (const Json* synth = take_map(r, "synth")) s.synth = *synth;
   r.boolean("first", s.with_first, "");
   r.text("text", s.text, "");
   r.integer("seeds", s.seeds, "", {.at_least = 1});
@@ -168,42 +247,34 @@ void read_scale(const Json& j, const std::string& where, Scale& s) {
   r.finish();
 }
 
-bool has_scale(const Json& study, const std::string& scale) {
-  const Json own = study.value("scales", Json::object());
-  if (own.contains(scale)) return !own[scale].is_boolean() || own[scale].get<bool>();
-  return scale != "paper";
+bool has_scale(const StudyFile& study, const std::string& scale) {
+  if (!study.scales.contains(scale)) return scale != "paper";
+  return study.scales[scale] != false;
 }
 
-Scale scale_of(const Json& study, const std::string& name, const std::string& scale) {
+Scale scale_of(const StudyFile& study, const std::string& name, const std::string& scale) {
   std::vector<std::string> known;
   for (const char* s : kAllScales)
     if (has_scale(study, s)) known.emplace_back(s);
   check_usage(std::find(known.begin(), known.end(), scale) != known.end(), "study {} has no scale {}; it has {}", name, scale,
               fmt::join(known, ", "));
   Scale out;
+  out.parts = study.parts;
   if (const Json shared = shared_scales(); shared.contains(scale)) read_scale(shared[scale], "scales." + scale, out);
   // Models that are trained first have the scale's keys; what follows has its own.
-  if (study.contains("first")) std::swap(out.first, out.keys);
-  lay_over(out.keys, study.value("base", Json::object()));
-  const Json own = study.value("scales", Json::object());
-  if (own.contains(scale) && own[scale].is_object()) read_scale(own[scale], "scales." + scale, out);
-  if (out.after.is_null()) out.after = study.value("after", Json());
-  if (out.table.is_null()) out.table = study.value("table", Json());
-  if (out.axes.is_null()) out.axes = study.value("axes", Json());
-  if (out.commands.is_null()) out.commands = study.value("commands", Json());
-  if (out.numbers.is_null()) out.numbers = study.value("numbers", Json());
+  if (study.trains_first) std::swap(out.first, out.keys);
+  lay_over(out.keys, study.base);
+  if (study.scales.contains(scale) && study.scales[scale].is_object()) read_scale(study.scales[scale], "scales." + scale, out);
   return out;
 }
 
-void check_study_keys(const Json& tree) {
-  schema::Reader r(tree, "");
-  for (const char* key : {"title", "paper", "question", "base", "axes", "commands", "after", "statistics", "table", "numbers", "scales",
-                          "alone", "command", "first"})
-    (void)r.take(key);
+void read_synth(const Json& j, SynthData& synth) {
+  schema::Reader r(j, "synth");
+  r.number("tokens", synth.tokens, "", {.above = 0});
+  r.boolean("documents", synth.documents, "");
+  r.integer("conversations", synth.conversations, "", {.at_least = 1});
   r.finish();
 }
-
-std::string text_of(const Json& tree, const char* key) { return tree.value(key, std::string()); }
 
 }  // namespace
 
@@ -211,52 +282,52 @@ std::vector<StudyHead> list_studies() {
   std::vector<StudyHead> out;
   for (const BuiltInFile& f : study_files()) {
     if (f.name == kScales) continue;
-    const Json tree = read_study(f.name);
-    StudyHead head{.name = f.name, .title = text_of(tree, "title"), .paper = text_of(tree, "paper")};
+    const StudyFile file = read_file(f.name);
+    StudyHead head{.name = f.name, .title = file.title, .paper = file.paper};
     for (const char* s : kAllScales)
-      if (has_scale(tree, s)) head.scales.emplace_back(s);
+      if (has_scale(file, s)) head.scales.emplace_back(s);
     out.push_back(std::move(head));
   }
   return out;
 }
 
 Study open_study(const std::string& name, const std::string& scale, int seeds, const std::vector<std::string>& words) {
-  const Json tree = read_study(name);
-  check_study_keys(tree);
-  const Scale at = scale_of(tree, name, scale);
-  Study s{.name = fs::path(name).stem().string(),
-          .title = text_of(tree, "title"),
-          .paper = text_of(tree, "paper"),
-          .question = text_of(tree, "question"),
-          .scale = scale,
-          .note = at.note,
-          .text = at.text,
-          .after = words_of(at.after, "after"),
-          .counts_statistics = tree.value("statistics", false),
-          .alone = tree.value("alone", false)};
-  s.request = {.base = at.keys, .called = "the study", .words = words};
-  if (at.axes.is_array()) {
-    Json axes = with_recipes(at.axes);
+  const StudyFile file = read_file(name);
+  const Scale at = scale_of(file, name, scale);
+  const StudyParts& parts = at.parts;
+  Study s;
+  s.name = fs::path(name).stem().string();
+  s.title = file.title;
+  s.paper = file.paper;
+  s.question = file.question;
+  s.scale = scale;
+  s.note = at.note;
+  s.text = at.text;
+  if (!parts.after.is_null()) s.after = words_of(parts.after, "after");
+  s.counts_statistics = file.statistics;
+  s.alone = file.alone;
+  s.request.base = at.keys;
+  s.request.called = "the study";
+  s.request.words = words;
+  if (!parts.axes.is_null()) {
+    Json axes = with_recipes(parts.axes);
     const int n = seeds > 0 ? seeds : std::max(1, at.seeds);
     if (!s.counts_statistics) axes.push_back({{kSeedAxis, fmt::format("0..{}", n - 1)}});
-    s.request.base["sweep"] = {{"command", tree.value("command", "pretrain")}, {"axes", axes}};
+    s.request.base["sweep"] = {{"command", file.command}, {"axes", axes}};
   }
-  if (at.commands.is_object())
-    for (const auto& [label, command] : at.commands.items()) s.commands.emplace_back(label, words_of(command, "commands"));
-  if (at.table.is_object()) read_table(at.table, s);
-  if (tree.contains("first") && at.with_first) {
+  if (!parts.commands.is_null())
+    for (const auto& [label, command] : parts.commands.items()) {
+      s.commands.emplace_back(label, words_of(command, "commands." + label));
+      check_usage(!s.commands.back().second.empty(), "commands.{} holds no words", label);
+    }
+  if (!parts.table.is_null()) read_table(parts.table, s);
+  if (file.trains_first && at.with_first) {
     s.first = at.first;
-    lay_over(s.first, tree["first"].value("base", Json::object()));
-    s.first["sweep"] = {{"axes", first_axes(tree["first"].at("axes"), at.axes)}};
+    lay_over(s.first, file.first_base);
+    s.first["sweep"] = {{"axes", first_axes(file.first_axes, parts.axes)}};
   }
-  if (at.numbers.is_object()) s.numbers = read_numbers(at.numbers);
-  if (at.synth.is_object()) {
-    schema::Reader r(at.synth, "synth");
-    r.number("tokens", s.synth.tokens, "", {.above = 0});
-    r.boolean("documents", s.synth.documents, "");
-    r.integer("conversations", s.synth.conversations, "", {.at_least = 1});
-    r.finish();
-  }
+  if (!parts.numbers.is_null()) s.numbers = read_numbers(parts.numbers);
+  if (!at.synth.is_null()) read_synth(at.synth, s.synth);
   return s;
 }
 

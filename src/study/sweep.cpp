@@ -31,7 +31,6 @@ namespace {
 
 constexpr int kMostOnAGpu = 16;
 constexpr int kLinesToMeasure = 3;  // of metrics, since as many runs trained as do now: the first may still hold another number's time
-constexpr const char* kConfigs = "configs";
 constexpr const char* kLogs = "logs";
 constexpr const char* kNotice = "\nstopping; the runs under way save what they have (once more to quit at once)\n";
 
@@ -72,7 +71,7 @@ class Sweep {
       : plan_(plan),
         options_(options),
         lock_(options.folder),
-        index_(merge(read_index(options.folder), plan)),
+        index_(merge(read_index(plan, options), plan)),
         workers_(workers),
         on_gpu_(on_gpu),
         jobs_(make_jobs()) {
@@ -203,8 +202,7 @@ class Sweep {
     Record& r = record(a);
     read_outcome(r, options_.folder);
     if (code == 0) {
-      r.status = r.diverged ? Status::diverged : Status::done;
-      if (r.diverged) r.error = "the last validation loss is not finite";
+      set_ended_well(r);
     } else if (code == 128 + SIGINT || code == 128 + SIGTERM) {
       r.status = Status::interrupted;
     } else {

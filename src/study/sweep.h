@@ -24,6 +24,10 @@ struct SweepOutcome {
   bool failed = false;  // of the runs that were asked for, one failed or was interrupted
 };
 
+// The index of the folder, for these runs: one that it does not know, or knows only as planned, but whose directory holds a finished run
+// with the settings that the sweep gave it, is done. With `retry`, one that it calls failed, too.
+Index read_index(const Plan& plan, const SweepOptions& options);
+
 // Takes from a finished run's checkpoints what is not to be kept.
 void tidy(const fs::path& run_dir, Keep keep);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "io/json.h"
 #include "text/chat_jinja.h"
 #include "text/parse.h"
 #include "text/spec.h"
@@ -27,7 +28,7 @@ void add_chat_tokens(TokenizerSpec& spec, const ChatFormat& format) {
 // A companion as a tree, changed, and put back.
 template <class Change>
 void change_file(std::map<std::string, std::string>& files, const char* name, Change&& change) {
-  OrderedJson tree = OrderedJson::parse(files[name], nullptr, false);
+  OrderedJson tree = json_or_discarded(files[name]);
   if (!tree.is_object()) tree = OrderedJson::object();
   change(tree);
   files[name] = tree.dump(2) + "\n";

@@ -3,31 +3,12 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
+#include "io/json.h"
 #include "text/byte_alphabet.h"
 
 namespace bhyt {
 
 namespace {
-
-// Nesting beyond any tokenizer's would overflow the stack when it is printed or compared.
-void check_depth(std::string_view text, const char* name) {
-  constexpr int kDeepest = 64;
-  int depth = 0;
-  bool inside = false;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (inside) {
-      i += c == '\\';
-      inside = c != '"';
-    } else if (c == '"') {
-      inside = true;
-    } else if (c == '[' || c == '{') {
-      check(++depth <= kDeepest, "[{}] nested more than {} deep", name, kDeepest);
-    } else if (c == ']' || c == '}') {
-      --depth;
-    }
-  }
-}
 
 void push_merge(TokenizerSpec& spec, const Vocabulary& ids, const std::string& left, const std::string& right) {
   const auto a = ids.find(left), b = ids.find(right), whole = ids.find(left + right);
@@ -46,16 +27,7 @@ void push_merge(TokenizerSpec& spec, const Vocabulary& ids, std::string_view lin
 
 }  // namespace
 
-nlohmann::json parse_json(std::string_view text, const char* name) {
-  // The parser takes a zero byte for the end of its input.
-  check(text.find('\0') == text.npos, "[{}] not JSON: it holds a zero byte", name);
-  check_depth(text, name);
-  try {
-    return nlohmann::json::parse(text);
-  } catch (const nlohmann::json::exception& e) {
-    throw Error(fmt::format("[{}] not JSON: {}", name, plain_reason(e)));
-  }
-}
+nlohmann::json parse_json(std::string_view text, const char* name) { return parse_json<nlohmann::json>(text, fmt::format("[{}]", name)); }
 
 TokenId read_id(const nlohmann::json& j, std::size_t limit, const char* where) {
   const bool fits = j.is_number_unsigned() && j.get<std::uint64_t>() < limit;

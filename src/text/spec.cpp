@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "core/check.h"
+#include "io/json.h"
 #include "text/bpe.h"
 
 namespace bhyt {
@@ -31,7 +32,7 @@ namespace {
 
 nlohmann::json companion(const TokenizerSpec& spec, const char* name) {
   const auto it = spec.companions.find(name);
-  return it == spec.companions.end() ? nlohmann::json() : nlohmann::json::parse(it->second, nullptr, false);
+  return it == spec.companions.end() ? nlohmann::json() : json_or_discarded<nlohmann::json>(it->second);
 }
 
 // "bos_token": "<s>" or {"content": "<s>", …}.

@@ -1,9 +1,9 @@
 #include "text/write.h"
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
+#include "io/files.h"
 #include "text/byte_alphabet.h"
 
 namespace bhyt {
@@ -165,16 +165,10 @@ Json generation_config(const TokenizerSpec& spec) {
 }
 
 void make_folder(const std::filesystem::path& dir) {
-  std::error_code ec;
-  std::filesystem::create_directories(dir, ec);
-  check(std::filesystem::is_directory(dir, ec), "cannot write to {}: not a folder, and none can be made there", dir.string());
-}
-
-void write_file(const std::filesystem::path& path, const std::string& text) {
-  std::ofstream out(path, std::ios::binary);
-  out << text;
-  out.close();
-  check(out.good(), "cannot write {}", path.string());
+  std::error_code why, ignored;
+  std::filesystem::create_directories(dir, why);
+  check(std::filesystem::is_directory(dir, ignored), "cannot write to {}: not a folder, and none can be made there{}{}", dir.string(),
+        why ? ": " : "", why ? why.message() : "");
 }
 
 class Fnv {
@@ -210,8 +204,8 @@ std::map<std::string, std::string> companion_files(const TokenizerSpec& spec) {
 
 void write_tokenizer(const TokenizerSpec& spec, const std::filesystem::path& dir) {
   make_folder(dir);
-  write_file(dir / "tokenizer.json", tokenizer(spec).dump(1) + "\n");
-  for (const auto& [name, text] : companion_files(spec)) write_file(dir / name, text);
+  write_synced(dir / "tokenizer.json", tokenizer(spec).dump(1) + "\n");
+  for (const auto& [name, text] : companion_files(spec)) write_synced(dir / name, text);
 }
 
 std::uint64_t fingerprint(const TokenizerSpec& spec) {

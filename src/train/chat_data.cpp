@@ -133,13 +133,12 @@ std::unique_ptr<ChatData> open_chat_data(DataSection& config, const std::string&
   out->prepared = expand_files("data.train", config.train);
   const bool valid_prepared = expand_files("data.valid", config.valid);
   if (out->prepared && (valid_prepared || config.valid.empty())) return out;
-  std::string from = config.tokenizer;
-  if (from == "auto") {
+  const bool own = config.tokenizer == "auto";
+  if (own)
     check_usage(!model.empty() && holds_tokenizer(model), "data.tokenizer must be {}: {}", kTokenizerHelp,
                 model.empty() ? "there is no model whose own could be taken" : model + " holds none");
-    from = model;
-  }
-  out->tokenizer = load_tokenizer(from);
+  const std::string& from = own ? model : config.tokenizer;
+  out->tokenizer = own ? load_tokenizer(model) : load_named_tokenizer(from);
   out->format = std::make_unique<ChatFormat>(choose_template(config.chat->chat_template, from, *out->tokenizer), *out->tokenizer);
   return out;
 }

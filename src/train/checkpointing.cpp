@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "core/log.h"
+#include "io/json.h"
 #include "model/adapter.h"
 #include "model/checkpoint.h"
 
@@ -42,7 +43,7 @@ Json state_json(const CheckpointContext& context, const Model& model, const Prog
 bool was_interrupt(const fs::path& checkpoint) {
   const fs::path file = checkpoint / kTrainerState;
   if (!fs::is_regular_file(file)) return false;
-  const Json state = Json::parse(read_text(file), nullptr, false);
+  const Json state = json_or_discarded(read_text(file));
   return state.is_object() && state.contains("bhyt") && state["bhyt"].contains("interrupt");
 }
 
@@ -91,7 +92,7 @@ std::string unfit(const fs::path& at, Json& state) {
   if (optimizer_files(at).empty()) return fmt::format("it holds weights only (model.init={} starts a new run from them)", at.string());
   if (const std::string wrong = incomplete_optimizer(at); !wrong.empty()) return wrong;
   if (!fs::exists(at / kTrainerState)) return "it has no trainer_state.json";
-  state = Json::parse(read_text(at / kTrainerState), nullptr, false);
+  state = json_or_discarded(read_text(at / kTrainerState));
   return state.is_object() ? "" : "trainer_state.json is damaged";
 }
 
@@ -104,7 +105,7 @@ bool has_steps(const fs::path& metrics) {
   if (!fs::exists(metrics)) return false;
   const std::string text = read_text(metrics);
   for (std::size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
-    const Json line = Json::parse(text.substr(at, end - at), nullptr, false);
+    const Json line = json_or_discarded(std::string_view(text).substr(at, end - at));
     if (!line.is_object() || !line.contains("step") || line["step"] != 0) return true;
   }
   return false;

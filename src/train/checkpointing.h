@@ -1,4 +1,4 @@
-// When a run saves, what stays, and where a resumed run goes on. A checkpoint's files: interface.md, "A run directory".
+// When a run saves, what stays, and where a resumed run goes on. A checkpoint's files: docs/training.md, "The run directory".
 #pragma once
 
 #include <functional>

@@ -7,6 +7,7 @@
 #include "data/input.h"
 #include "data/token_file.h"
 #include "io/checkpoint_folders.h"
+#include "model/adapter.h"
 #include "model/checkpoint.h"
 #include "train/config_keys.h"
 
@@ -193,8 +194,9 @@ void settle_lora(RunConfig& c) {
   if (c.work == Work::pretraining) return;
   const LoraConfig none;
   if (l.rank == 0) {
-    check_usage(l.targets == none.targets && l.layers.empty() && c.lora.init.empty(),
-                "lora.rank is 0: there are no adapters for the other keys of lora; give a rank");
+    const bool begun = goes_on(c.run.resume);  // maybe by a version that let these two pass
+    check_usage(l.targets == none.targets && l.layers.empty() && c.lora.init.empty() && (begun || (l.alpha <= 0 && l.dropout == 0)),
+                "lora.rank is 0: there are no adapters for the other keys of lora (targets, layers, init, alpha, dropout); give a rank");
     check_usage(!c.lora.merge || l.train_norms, "lora.merge: lora.rank is 0, there is nothing to merge");
   } else if (l.alpha <= 0) {
     l.alpha = 2 * static_cast<double>(l.rank);
@@ -204,6 +206,12 @@ void settle_lora(RunConfig& c) {
 }
 
 }  // namespace
+
+void check_lora_init(const std::string& folder) {
+  check_usage(folder.empty() || is_adapter(folder) || !checkpoint_steps(folder).empty(),
+              "lora.init: {} is neither an adapter folder ({} and {}) nor a run directory with checkpoints", folder, kAdapterConfig,
+              kAdapterWeights);
+}
 
 RunConfig read_run_config(const Json& given, Verify verify, Work work) {
   Json tree = given;
@@ -228,6 +236,8 @@ RunConfig read_run_config(const Json& given, Verify verify, Work work) {
   c.model.config.max_positions = std::max(c.model.config.max_positions, c.data.seq_len);
   if (c.model.config.norm.seq_len == 0) c.model.config.norm.seq_len = c.data.seq_len;
   settle_lora(c);
+  check_usage(c.train.select != Select::best || !c.data.valid.empty() || work == Work::fine_tuning,
+              "train.select=best takes the checkpoint with the lowest validation loss, and there is no data.valid");
   // What is kept for the backward is most of the memory of adapters, and what is cheap to make again a third of that.
   const bool chosen = tree.contains("train") && tree["train"].is_object() && tree["train"].contains("recompute");
   if (c.lora.config.rank > 0 && !chosen) c.train.recompute = Recompute::swiglu;

@@ -100,6 +100,8 @@ enum class Resume : std::uint8_t { never, auto_, must, restart };
 // Whether a run that is there already is gone on with.
 constexpr bool goes_on(Resume r) { return r == Resume::auto_ || r == Resume::must; }
 
+constexpr std::int64_t kMostThreads = 4096;  // that a command may ask for
+
 struct RunSection {
   std::string dir = "runs/pretrain";
   std::string device = "auto";
@@ -149,6 +151,8 @@ void apply_words(Json& tree, const std::string& called, const std::vector<std::s
 // The same for a command that trains. Words alone that name neither data nor a config mean the run that run.dir holds (resume=auto): its
 // own config is then the base.
 Json training_tree(const std::string& file, const std::vector<std::string>& overrides, Work work = Work::pretraining);
+
+void check_lora_init(const std::string& folder);  // UsageError where lora.init names no adapter
 
 // Reads and checks a tree: unknown keys, types, ranges, tokens → steps, p → κ. With model.init the checkpoint's config is the base, once
 // its files were found to be whole.

@@ -45,7 +45,7 @@ DataEntry read_entry(const Json& j, const std::string& key) {
   if (j.is_object()) {
     schema::Reader r(j, key);
     r.text("path", entry.path, "");
-    r.number("weight", entry.weight, "", {.above = 0});
+    r.number("weight", entry.weight, "", {.above = 0, .below = 1e300});
     r.finish();
   } else {
     if (!j.is_string()) schema::wrong(key, "a path, or {path, weight}", j);
@@ -171,7 +171,8 @@ static void fields(DataSection& c, V& v) {
   v.text(
       "tokenizer", c.tokenizer,
       "bytes, a file, a folder, a checkpoint or a run; auto = what the token files were packed with, else that of model.init, else bytes");
-  v.integer("seq_len", c.seq_len, c.chat ? "tokens of a conversation; what is longer is cut" : "tokens per row", {.at_least = 1});
+  v.integer("seq_len", c.seq_len, c.chat ? "tokens of a conversation; what is longer is cut" : "tokens per row",
+            {.at_least = 1, .at_most = kMostPositions});
   if (c.chat)
     chat_fields(*c.chat, v);
   else
@@ -185,7 +186,7 @@ static void fields(TrainSection& c, V& v) {
   v.integer("batch", c.batch, "sequences per optimizer step", from1);
   number_or_auto(v, "micro_batch", c.micro_batch, "sequences computed at a time; auto = as many as memory holds", from1);
   v.custom(
-      "optimizer", "what makes new weights out of gradients",
+      "optimizer", fmt::format("what makes new weights out of gradients ({})", fmt::join(optimizer_names(), " | ")).c_str(),
       [&](const Json& j, const std::string& key) { c.optimizer = read_optimizer(j, key); }, [&] { return Json(c.optimizer); });
   v.choice("schedule", c.schedule, kSchedule, "how the rate falls behind the warm-up; cosine_hf is transformers' cosine_with_min_lr");
   v.number("lr", c.lr, "peak learning rate", {.above = 0});
@@ -323,7 +324,7 @@ static void fields(RunSection& c, V& v) {
       [&](const Json& j, const std::string& key) { c.dtype = read_type(j, key); },
       [&] { return Json(c.dtype ? name_of(*c.dtype) : "auto"); });
   v.integer("seed", c.seed, "of the weights and of the order of the data", {.at_least = 0});
-  number_or_auto(v, "threads", c.threads, "auto = all cores", {.at_least = 1, .at_most = 4096});
+  number_or_auto(v, "threads", c.threads, "auto = all cores", {.at_least = 1, .at_most = kMostThreads});
   v.choice("resume", c.resume, kResume,
            "what to do with a directory that holds a run: refuse, go on, insist on a run to go on with, or put it aside and start afresh");
 }

@@ -156,9 +156,7 @@ void choose_by_files(const Inputs& in, const fs::path& own, RunData& out) {
 void choose_tokenizer(const RunConfig& config, const Inputs& in, RunData& out) {
   const DataSection& data = config.data;
   if (data.tokenizer == "auto") return choose_by_files(in, tokenizer_of_run(config), out);
-  check_usage(data.tokenizer == "bytes" || is_there(data.tokenizer), "data.tokenizer must be auto, {}, got {}", kTokenizerHelp,
-              data.tokenizer);
-  out.tokenizer = load_tokenizer(data.tokenizer);
+  out.tokenizer = load_named_tokenizer(data.tokenizer);
   for (const PackedFile& f : in.packed)
     check_usage(f.meta.fingerprint == 0 || f.meta.fingerprint == out.tokenizer->fingerprint(),
                 "{} was packed with another tokenizer ({}) than data.tokenizer ({}); pack it again or name the other one", f.path,
@@ -255,6 +253,11 @@ RunData::RunData() = default;
 RunData::~RunData() = default;
 RunData::RunData(RunData&&) noexcept = default;
 RunData& RunData::operator=(RunData&&) noexcept = default;
+
+std::unique_ptr<Tokenizer> load_named_tokenizer(const std::string& named) {
+  check_usage(named == "bytes" || is_there(named), "data.tokenizer must be auto, {}, got {}", kTokenizerHelp, named);
+  return load_tokenizer(named);
+}
 
 RunData choose_data(RunConfig& config) {
   check_usage(!config.data.train.empty(), "data.train must name what to train on: token files, texts or patterns");

@@ -25,6 +25,9 @@ struct RunData {
   std::unique_ptr<ChatData> chat;        // fine-tuning's, in the place of train and valid
 };
 
+// What data.tokenizer names where that is not `auto`.
+std::unique_ptr<Tokenizer> load_named_tokenizer(const std::string& named);
+
 // Expands the config's patterns in place, so that resolved.yaml names files; chooses the tokenizer (`auto`: what the token files were
 // packed with), checks the token files against it, and settles the model's vocabulary and end-of-text. Writes nothing.
 RunData choose_data(RunConfig& config);

@@ -34,7 +34,7 @@ std::int64_t lay_slots(const std::vector<Parameters::Section>& sections, const M
 }
 
 std::unique_ptr<parallel::Collectives> open_collectives(Context& ctx, const RunConfig& c, parallel::Group* group) {
-  if (!group || (group->size() == 1 && c.parallel.zero < 0)) return nullptr;
+  if (!works_as_ranks(c, group)) return nullptr;
   const parallel::CollectiveOptions options{.bucket = static_cast<std::size_t>(c.parallel.bucket * 1e6), .reduce = c.parallel.reduce};
   group->set_timeout(c.parallel.timeout);
   if (ctx.device().is_cuda() && !c.parallel.share_gpu) return parallel::nccl_collectives(ctx, *group, options);
@@ -42,6 +42,8 @@ std::unique_ptr<parallel::Collectives> open_collectives(Context& ctx, const RunC
 }
 
 }  // namespace
+
+bool works_as_ranks(const RunConfig& c, const parallel::Group* group) { return group && (group->size() > 1 || c.parallel.zero >= 0); }
 
 std::int64_t zero_of(const RunConfig& c) {
   if (c.ranks.size == 1 && !c.ranks.launched) return 0;  // no collectives

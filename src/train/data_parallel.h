@@ -18,6 +18,9 @@
 
 namespace bhyt::train {
 
+// Of several ranks, or of one that was launched and told what to share out (parallel.zero).
+bool works_as_ranks(const RunConfig& config, const parallel::Group* group);
+
 class DataParallel {
  public:
   DataParallel(Context& ctx, const Model& model, const RunConfig& config, parallel::Group* group);

@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "io/json.h"
 #include "machine/machine.h"
 
 namespace bhyt::train {
@@ -16,8 +17,7 @@ std::size_t good_lines(const std::string& text, const Progress& progress) {
   std::size_t at = 0;
   if (progress.step == 0) return at;
   for (std::size_t end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
-    const Json line =
-        Json::parse(text.begin() + static_cast<std::ptrdiff_t>(at), text.begin() + static_cast<std::ptrdiff_t>(end), nullptr, false);
+    const Json line = json_or_discarded(std::string_view(text).substr(at, end - at));
     if (!line.is_object() || !line.contains("step") || !line["step"].is_number() || line["step"] > progress.step) break;
     const bool after = line.contains("valid_loss") || line.contains("tasks");
     if (progress.unvalidated && line["step"] == progress.step && after) break;

@@ -7,6 +7,7 @@
 #include "core/log.h"
 #include "data/token_file.h"
 #include "io/format.h"
+#include "io/json.h"
 #include "machine/machine.h"
 #include "model/adapter.h"
 #include "model/checkpoint.h"
@@ -203,6 +204,7 @@ void make_weights(Session& s) {
     convert_norms(s, grow);
   else
     load_weights(s.config.model.init, s.model->parameters(), masters, grow);
+  check_lora_init(lora.init);
   if (!lora.init.empty())
     load_adapter(Adapter(named_adapter(lora.init, Verify::yes)), *s.model, masters);
   else if (lora.config.rank > 0)
@@ -288,7 +290,7 @@ void write_run_json(const Session& s, bool resumed) {
   if (const std::string print = validation_fingerprint(s.data); !print.empty()) facts["validation_data"] = print;
   if (s.data.chat) facts["examples"] = about_examples(*s.data.chat, s.train->batches());
   if (resumed) {
-    const Json before = fs::exists(file) ? Json::parse(read_text(file), nullptr, false) : Json();
+    const Json before = fs::exists(file) ? json_or_discarded(read_text(file)) : Json();
     if (before.is_object() && before.contains("started")) facts["started"] = before["started"];
     facts["resumed"] = utc_time();
   } else {
@@ -353,7 +355,9 @@ std::optional<Found> find_together(Session& s, parallel::Group* group, const Sta
   if (!group) return found;
   const std::string folder = parallel::gather_texts(*group, found ? found->dir.string() : "").front();
   stage([&] {
-    if (!s.dir->owned() && !folder.empty()) found = Found{folder, Json::parse(read_text(fs::path(folder) / kTrainerState))};
+    if (s.dir->owned() || folder.empty()) return;
+    const fs::path state = fs::path(folder) / kTrainerState;
+    found = Found{folder, parse_json(read_text(state), state.string())};
   });
   return found;
 }

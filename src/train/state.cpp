@@ -55,6 +55,12 @@ void Progress::judge(double loss) {
   best_step = step;
 }
 
+std::optional<double> Progress::last(const char* key) const {
+  for (auto line = log_history.rbegin(); line != log_history.rend(); ++line)
+    if (line->contains(key)) return (*line)[key].is_number() ? std::optional((*line)[key].get<double>()) : std::nullopt;
+  return std::nullopt;
+}
+
 Json to_json(const Progress& p) {
   Json out = {{"step", p.step},           {"updates", p.updates},       {"skipped_in_row", p.skipped_in_row},
               {"loss_sum", p.loss_sum},   {"loss_count", p.loss_count}, {"best_metric", p.best_step ? Json(p.best_metric) : Json()},

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "core/schema.h"
@@ -30,6 +31,7 @@ struct Progress {
   // Enters a validation of this step: whether it is the best so far. The model that is started from is no candidate, and no model whose
   // steps are in doubt.
   void judge(double loss);
+  std::optional<double> last(const char* key) const;  // in log_history; none, too, where that is not finite
 };
 
 // The optimizer's state and masters (train/optimizer.h), and c_attn, in the file of this process (optimizer_file in

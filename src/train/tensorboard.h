@@ -1,4 +1,4 @@
-// TensorBoard event files: scalars, as TensorFlow's own writer lays them down (formats.md).
+// TensorBoard event files: scalars, as TensorFlow's own writer lays them down.
 #pragma once
 
 #include <cstdint>

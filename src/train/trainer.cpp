@@ -425,6 +425,15 @@ struct Trainer::Impl {
       log::info("stopped by {} after step {}{}; resume=auto goes on from here", name, p.step, note);
   }
 
+  void tell_done() {
+    const Progress& p = s().progress;
+    log::info("done    {} steps  {}{}  {} tok/s", p.step,
+              outcome.loss ? fmt::format("loss {:.4f}", *outcome.loss) : "no loss: all were skipped",
+              outcome.valid_loss ? fmt::format("  valid {:.4f}", *outcome.valid_loss) : "", log::human_count(tok_s(total)));
+    if (train().select == Select::best && p.best_step > 0)
+      log::info("best    step {}  valid {:.4f}  {}", p.best_step, p.best_metric, (s().dir->path() / kBest).string());
+  }
+
   // The loss of the model that is started from. False where a signal came.
   bool validate_start(const StopSignals& stop) {
     reading([&] { validation_loss(stop); });
@@ -456,6 +465,13 @@ struct Trainer::Impl {
 };
 
 Trainer::Trainer(const RunConfig& config, TrainerOptions options) : impl_(std::make_unique<Impl>()) {
+  ::signal(SIGPIPE, SIG_IGN);  // whoever reads the messages may go
+  if (config.parallel.trace > 0 && !works_as_ranks(config, parallel::group())) {
+    const std::string why =
+        fmt::format("parallel.trace={} draws how several processes work together, and this run has one", config.parallel.trace);
+    check_usage(goes_on(config.run.resume), "{}; leave it out", why);
+    log::warning("{}", why);  // which goes on, and may have been begun by several
+  }
   impl_->session = open_session(config, options.force);
   impl_->options = std::move(options);
   for (int i = 0; i < 2; ++i) impl_->results.emplace_back(*impl_->session->ctx);
@@ -473,6 +489,8 @@ Outcome Trainer::run() {
   const Progress& p = t.s().progress;
   const std::int64_t steps = t.train().steps;
   t.saved = p.step;
+  t.outcome.loss = p.last("loss");
+  if (t.s().valid) t.outcome.valid_loss = p.last("eval_loss");
   if (!t.finished() || p.unvalidated) {
     t.go_on();
   } else {
@@ -485,16 +503,11 @@ Outcome Trainer::run() {
                               : fmt::format("the run ended at step {}, as train.patience={} asks", p.step, t.train().patience));
   }
   t.outcome.step = p.step;
-  t.outcome.tok_s = t.tok_s(t.total);
+  if (t.total.steps > 0) t.outcome.tok_s = t.tok_s(t.total);
   if (t.saved > 0) t.outcome.checkpoint = t.s().dir->checkpoint(t.saved).string();
   if (t.finished() && !t.outcome.signal) merge_adapters(t.s());
   if (p.best_step > 0) t.outcome.best = {p.best_step, p.best_metric};
-  if (t.finished() && t.total.steps > 0 && !t.outcome.signal) {
-    log::info("done    {} steps  loss {:.4f}{}  {} tok/s", p.step, t.outcome.loss,
-              t.outcome.valid_loss ? fmt::format("  valid {:.4f}", *t.outcome.valid_loss) : "", log::human_count(t.outcome.tok_s));
-    if (t.train().select == Select::best && p.best_step > 0)
-      log::info("best    step {}  valid {:.4f}  {}", p.best_step, p.best_metric, (t.s().dir->path() / kBest).string());
-  }
+  if (t.finished() && t.total.steps > 0 && !t.outcome.signal) t.tell_done();
   return t.outcome;
 }
 

@@ -17,11 +17,10 @@ struct TrainerOptions {
 };
 
 struct Outcome {
-  std::int64_t step = 0;  // the last one done
-  double loss = 0;        // of the last line of metrics; 0 without
-  std::optional<double> valid_loss;
-  double tok_s = 0;        // over the whole call, evaluation and saving left out
-  std::string checkpoint;  // the newest one
+  std::int64_t step = 0;                   // the last one done
+  std::optional<double> loss, valid_loss;  // the last ones of the run, be they of an earlier call
+  std::optional<double> tok_s;             // over the whole call, evaluation and saving left out; none where it took no step
+  std::string checkpoint;                  // the newest one
   struct Best {
     std::int64_t step = 0;
     double valid_loss = 0;

@@ -2,7 +2,7 @@
 
 #include "core/check.h"
 #include "core/log.h"
-#include "core/schema.h"
+#include "io/json.h"
 #include "ops/gemm/tuning.h"
 
 namespace bhyt::train {
@@ -20,7 +20,7 @@ std::string tuning_text(const Tuning& t) {
 
 Tuning parse_tuning(const std::string& text) {
   try {
-    const Json j = Json::parse(text);
+    const Json j = json_or_discarded(text);
     check(j.at("version") == kTuningVersion, "it has version {}, expected {}", j.at("version").dump(), kTuningVersion);
     return {
         .device = j.at("device"), .library = j.at("library"), .algorithms = j.at("algorithms").get<std::map<std::string, std::string>>()};

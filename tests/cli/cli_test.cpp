@@ -125,9 +125,9 @@ TEST(Shell, AFullDiskBehindStdoutIsNoSuccess) {
   EXPECT_EQ(full.code, 1);
   EXPECT_EQ(full.err, "error: could not write to stdout\n");
   EXPECT_EQ(closed.code, 1);
-  const Outcome lines = bhyt({"bench", "decode", "--reps", "1", "model.preset=tiny", "train.batch=1", "data.seq_len=8", "device=cpu",
-                              "norm.method=rmsnorm"},
-                             "", ">/dev/full");
+  const Outcome lines =
+      bhyt({"bench", "decode", "--reps", "1", "model.preset=tiny", "train.batch=1", "data.seq_len=8", "device=cpu", "norm.method=rmsnorm"},
+           "", ">/dev/full");
   EXPECT_EQ(lines.code, 1);  // though what is flushed last may be nothing
   EXPECT_TRUE(has(lines.err, "could not write to stdout")) << lines.err;
 }
@@ -292,12 +292,10 @@ TEST_F(SmallRun, MoreTokensThanMemoryAreNamed) {
 
 TEST(Bench, WhatDoesNotFitIsRefusedBeforeAnyWork) {
   for (const char* test : {"train", "gemm", "attention", "prompt", "decode"}) {
-    const Outcome o =
-        bhyt({"bench", "norm", test, "train.batch=100M", "data.seq_len=1000B", "device=cpu", "model.preset=tiny", "dtype=fp32"});
+    const Outcome o = bhyt({"bench", "norm", test, "train.batch=100M", "data.seq_len=1B", "device=cpu", "model.preset=tiny", "dtype=fp32"});
     EXPECT_EQ(o.code, 2) << o.err;
     EXPECT_TRUE(has(o.err, std::string("bench ") + test + " needs ")) << o.err;
-    EXPECT_TRUE(has(o.err, "iB free; lower train.batch or data.seq_len (now 100000000 and 1000000000000), or take a smaller model"))
-        << o.err;
+    EXPECT_TRUE(has(o.err, "iB free; lower train.batch or data.seq_len (now 100000000 and 1000000000), or take a smaller model")) << o.err;
     EXPECT_EQ(o.out, "");  // nor was the norm measured
   }
 }

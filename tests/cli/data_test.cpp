@@ -107,6 +107,9 @@ TEST(Data, WrongUseAndFailedWork) {
   EXPECT_EQ(part.code, 2);
   EXPECT_NE(part.err.find("--tokens: expected a whole number, got 1.2345K"), std::string::npos) << part.err;
   EXPECT_EQ(bhyt({"data", "info", at("bad.jsonl")}).code, 1);
+  const Outcome many = bhyt({"data", "pack", "--out", at("x.tok"), "--tokenizer", "bytes", "--threads", "4097", at("bad.jsonl")});
+  EXPECT_EQ(many.code, 2);
+  EXPECT_NE(many.err.find("--threads: expected a whole number from 0 to 4096, got 4097"), std::string::npos) << many.err;
   EXPECT_EQ(bhyt({"data", "pack", "--help"}).code, 0);
   const Outcome bad = bhyt({"data", "pack", "--out", at("x.tok"), "--tokenizer", "bytes", at("bad.jsonl")});
   EXPECT_EQ(bad.code, 1);

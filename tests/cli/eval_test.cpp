@@ -194,6 +194,11 @@ TEST_F(Eval, AYamlTaskEqualsTheBuiltInOne) {
   const Json own = json({"--tasks", "arc_easy", "--shots", "2", "--samples", at("own.jsonl")});
   EXPECT_EQ(lines("mine.jsonl"), lines("own.jsonl"));
   EXPECT_EQ(mine.at("results"), own.at("results"));
+  write_text(at("mine.yaml"), "name: arc_easy\nsplit: test\ntext: \"{question}\"\nchoices: \"{choices.text}\"\ngold: two\n");
+  const Outcome o = run({"--tasks", at("mine.yaml"), "--dry-run"});
+  EXPECT_EQ(o.code, 1);
+  EXPECT_TRUE(has(o.err, "test.jsonl, line 1: expected gold to be the place of the right choice, 0 to ")) << o.err;
+  EXPECT_TRUE(has(o.err, ", got \"two\" for every document (a column is written {NAME})")) << o.err;
 }
 
 TEST_F(Eval, WhatCannotBeIsSaid) {
@@ -254,6 +259,11 @@ TEST_F(Eval, SamplesOfOtherQuestionsAreNotTaken) {
   EXPECT_EQ(score({"--requests", at("q.jsonl"), "--samples", at("q.jsonl"), "--force"}).code, 2);
   EXPECT_EQ(read_text(at("q.jsonl")), before);
   EXPECT_EQ(run({"--tasks", "piqa", "--samples", at("x.jsonl"), "--html", at("x.jsonl")}).code, 2);
+  EXPECT_TRUE(has(run({"--tasks", "piqa", "threads=4097"}).err, "threads must be auto or a number from 1 to 4096, got 4097"));
+  const Outcome device = run({"--tasks", "piqa", "--html", "/dev/full", "--force"});  // before anything is scored
+  EXPECT_EQ(device.code, 1);
+  EXPECT_EQ(device.out, "");
+  EXPECT_EQ(device.err, "error: cannot write /dev/full: it is not a regular file\n");
   EXPECT_EQ(score({"--requests", at("q.jsonl"), "--limit", "3"}).code, 2);
 }
 

@@ -79,6 +79,24 @@ TEST(Info, DescribesFiles) {
   EXPECT_EQ(info_of(dir.path)["step"], 20);
 }
 
+TEST(Info, AStepThatIsNone) {
+  const TempFolder dir;
+  std::ofstream(dir.path / "metrics.jsonl") << R"({"step": 1e29, "loss": 3.5})"
+                                            << "\n";
+  EXPECT_EQ(info_of(dir.path)["step"], 1e29);
+}
+
+TEST(Info, MistakesInAConfigAreCalledAsTheyStandThere) {
+  const TempFolder dir;
+  fs::copy(kGolden / "rmsnorm", dir.path / "bad");
+  Json config = Json::parse(read_text(dir.path / "bad" / "config.json"));
+  config["num_hidden_layers"] = 0;
+  std::ofstream(dir.path / "bad" / "config.json") << config;
+  const Outcome o = bhyt({"info", (dir.path / "bad").string()});
+  EXPECT_EQ(o.code, 1);
+  EXPECT_NE(o.err.find("config.json: num_hidden_layers must be between 1 and 16384, got 0"), std::string::npos) << o.err;
+}
+
 TEST(Convert, ChangesTypeAndShards) {
   const TempFolder dir;
   const std::string out = (dir.path / "out").string();
@@ -93,6 +111,7 @@ TEST(Convert, ChangesTypeAndShards) {
   EXPECT_EQ(bhyt({"convert", (kGolden / "peri").string(), "--out", out}).code, 2);  // exists already
   EXPECT_EQ(bhyt({"convert", (kGolden / "peri").string(), "--out", out + "2", "--dtype", "int8"}).code, 2);
   EXPECT_EQ(bhyt({"convert", (kGolden / "peri").string()}).code, 2);
+  EXPECT_EQ(bhyt({"convert", (kGolden / "peri").string(), "--out", out + "2", "--max-shard", "-1"}).code, 2);
   EXPECT_EQ(bhyt({"convert", (dir.path / "none").string(), "--out", out + "2"}).code, 1);
 }
 

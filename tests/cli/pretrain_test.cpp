@@ -57,6 +57,21 @@ TEST(Pretrain, ALossThatExplodesStopsTheRun) {
             4);
 }
 
+// A number that is not known is none.
+TEST(Pretrain, TheOutcomeSaysWhatIsKnown) {
+  const Place place;
+  const Words words = place.run("a", {"train.steps=2", "train.save_every=0", "--json"});
+  const Json first = Json::parse(bhyt(words).out), again = Json::parse(bhyt(words + Words{"resume=auto"}).out);
+  EXPECT_GT(first["loss"], 1.0);
+  for (const char* key : {"step", "loss", "valid_loss", "checkpoint"}) EXPECT_EQ(again[key], first[key]) << key;
+  EXPECT_GT(first["tok_s"], 0.0);
+  EXPECT_EQ(again["tok_s"], nullptr);
+  const Outcome skipped = bhyt(place.run("b", {"train.steps=2", "norm.aux_loss=1e300", "--json"}));
+  ASSERT_EQ(skipped.code, 0) << skipped.err;
+  EXPECT_EQ(Json::parse(skipped.out)["loss"], nullptr);
+  says(skipped.err, "done    2 steps  no loss: all were skipped  valid ");
+}
+
 TEST(Pretrain, WrongConfigsExitWithTwoAndSayWhy) {
   const Place place;
   const auto error = [&](const Words& words) {
@@ -68,6 +83,12 @@ TEST(Pretrain, WrongConfigsExitWithTwoAndSayWhy) {
   EXPECT_EQ(error({"train.lrr=1"}), "error: unknown key train.lrr (did you mean train.lr?)\n");
   EXPECT_EQ(error({"norm.lambda=[-1, 2]"}), "error: norm.lambda[0] must be greater than 0, got -1\n");
   EXPECT_EQ(error({"norm.p=0.9", "norm.kappa=2"}), "error: norm.p and norm.kappa say the same thing: give one of them\n");
+  EXPECT_EQ(error({"data.seq_len=9000000000"}), "error: data.seq_len must be at most 1073741824, got 9000000000\n");
+  EXPECT_EQ(error({"train.select=best", "data.valid=null"}),
+            "error: train.select=best takes the checkpoint with the lowest validation loss, and there is no data.valid\n");
+  EXPECT_EQ(error({"parallel.trace=1"}),
+            "error: parallel.trace=1 draws how several processes work together, and this run has one; leave it out\n");
+  EXPECT_EQ(error({"threads=4097"}), "error: run.threads must be at most 4096, got 4097\n");
   EXPECT_EQ(error({"model.vocab=100"}), "error: model.vocab must be at least 257, the tokenizer's, got 100\n");
   EXPECT_EQ(error({"--forse"}), "error: unknown flag --forse (did you mean --force?); see bhyt help pretrain\n");
   EXPECT_EQ(error({"a.yaml", "b.yaml"}), "error: expected one config, got a.yaml and b.yaml (overrides are written key=value)\n");
@@ -94,6 +115,15 @@ TEST(Pretrain, WrongConfigsExitWithTwoAndSayWhy) {
   says(error({"device=tpu"}), "run.device must be auto, cpu, cuda or cuda:N, got tpu");
   const Outcome none = bhyt({"pretrain"});
   EXPECT_EQ(none.code, 2);
+}
+
+// `bhyt pretrain … | head`: the run goes on without a reader of its messages.
+TEST(Pretrain, MessagesWithoutAReaderDoNotEndARun) {
+  const Place place;
+  std::string command = quoted(BHYT_PROGRAM);
+  for (const std::string& word : place.run("run", {"train.steps=6"})) command += " " + quoted(word);
+  (void)std::system((command + " 2>&1 | head -n 1 >/dev/null").c_str());
+  EXPECT_TRUE(fs::exists(place.path / "run" / "checkpoint-6"));
 }
 
 TEST(Pretrain, UnwritableDirectories) {
@@ -147,6 +177,7 @@ TEST(Pretrain, HelpListsEveryKey) {
   EXPECT_EQ(help.code, 0);
   EXPECT_EQ(help.err, "");
   for (const char* key : {"model.preset", "norm.lambda", "data.attend", "train.max_skipped", "run.resume", "--force"}) says(help.out, key);
+  says(help.out, "what makes new weights out of gradients (adamw");
 }
 
 }  // namespace

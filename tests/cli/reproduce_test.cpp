@@ -142,6 +142,39 @@ TEST(Reproduce, StudiesTakeWhatOtherCommandsPrint) {
   for (const Json& row : rows("norm-latency")) EXPECT_GT(row["values"]["32"]["mean"].get<double>(), 0);
 }
 
+TEST(Reproduce, KeysOfCommandsAreCheckedBeforeAnythingIsWritten) {
+  const Place place;
+  const auto refused = [&](const Words& words, const std::string& why) {
+    for (const Words& how : {Words{}, Words{"--dry-run"}}) {
+      const Outcome out = reproduce(place, words + how);
+      EXPECT_EQ(out.code, 2) << out.out;
+      says(out.err, why);
+      EXPECT_EQ(out.out, "");
+      EXPECT_FALSE(fs::exists(place.path / "study"));
+    }
+  };
+  refused({"toy", "foo=3"}, "unknown key foo; expected device, dtype or threads");
+  refused({"norm-latency", "norm.lamda=2"}, "unknown key norm.lamda (did you mean norm.lambda?)");
+  refused({"generation", "train.lrr=1"}, "unknown key train.lrr (did you mean train.lr?)");
+  refused({"generation", "data.seq_len=many"}, "data.seq_len must be a whole number");
+}
+
+TEST(Reproduce, AFileOfTheWrongShapeIsToldWhole) {
+  const Place place;
+  const auto refused = [&](const std::string& text, const std::string& why) {
+    write_text(place.path / "mine.yaml", text);
+    const Outcome out = reproduce(place, {(place.path / "mine.yaml").string(), "--dry-run"});
+    EXPECT_EQ(out.code, 2) << text;
+    EXPECT_EQ(out.err, "error: " + why + "\n");
+  };
+  refused("title: x\nafter: 5\n", "after must be a list of words, got 5");
+  refused("statistics: foo\n", "statistics must be true or false, got \"foo\"");
+  refused("alone: 5\n", "alone must be true or false, got 5");
+  refused("", (place.path / "mine.yaml").string() + " must be a map of keys, got nothing");
+  refused("first: 5\n", "first must be a map of keys, got 5");
+  refused("axes: 5\n", "axes must be a list of axes, got 5");
+}
+
 TEST(Reproduce, WhatACommandCannotDoIsToldByName) {
   const Place place;
   write_text(place.path / "mine.yaml",

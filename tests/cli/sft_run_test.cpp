@@ -107,10 +107,15 @@ TEST_F(SftRun, SeedsThatAreDoneAreLeftAloneUnlessAllBeginAgain) {
   const Words seeds{"train.epochs=1", "--seeds", "3,4", "--json"};
   const Outcome first = bhyt(run("seeds", seeds));
   ASSERT_EQ(first.code, 0) << first.err;
-  EXPECT_EQ(Json::parse(first.out).size(), 2u);
+  const Json seen = Json::parse(first.out);
+  EXPECT_EQ(seen.size(), 2u);
+  EXPECT_EQ(seen[0]["seed"], 3);
   says(first.err, "2 seeds  lowest validation loss");
   const Outcome again = bhyt(run("seeds", seeds));
   EXPECT_EQ(again.code, 0) << again.err;
+  const Json same = Json::parse(again.out);  // what those runs came to, though nothing was done
+  for (const char* key : {"loss", "valid_loss", "best"}) EXPECT_EQ(same[1][key], seen[1][key]) << key;
+  EXPECT_EQ(same[1]["tok_s"], nullptr);
   says(again.err, "nothing left to do");
   EXPECT_EQ(names_in(at("seeds/seed-3"), "earlier-"), Words{});
   const Outcome afresh = bhyt(run("seeds", seeds + Words{"resume=restart"}));

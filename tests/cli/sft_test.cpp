@@ -121,12 +121,59 @@ TEST_F(SftDryRun, MistakesAreNamed) {
   refused(dry(file, {"data.seq_len=1"}), 2, "none of the 2 tokens of its 2 examples is scored");
   refused(bhyt({"sft", "--dry-run", "data.tokenizer=bytes"}), 2, "data.train must name");
   refused(bhyt({"sft", "--dry-run", "data.train=" + file}), 2, "data.tokenizer must be");
+  refused(bhyt({"sft", "--dry-run", "data.train=" + file, "data.tokenizer=nothere"}), 2, "data.tokenizer must be auto, ");
+  refused(bhyt({"sft", "data.train=" + file, "--seeds", "0,1,00"}), 2, "--seeds has 0 twice");
+  refused(bhyt({"sft", "data.train=" + file, "--seeds", "0,-1"}), 2, "--seeds expects whole numbers, got -1");
+  refused(dry(file, {"lora.alpha=16"}), 2, "lora.rank is 0: there are no adapters for the other keys of lora");
+  refused(dry(file, {"lora.rank=2", "lora.init=nothere"}), 2, "lora.init: nothere is neither an adapter folder");
   refused(bhyt({"sft", "data.train=" + file, "--dump", path("x")}), 2, "--dump and --save-tokenizer go with --dry-run");
   refused(dry(write("bad.jsonl", std::string(kThree) + "{\"a\"\n"), {"--dump", path("out.jsonl")}), 1,
           "bad.jsonl, record 3, line 4: bad JSON");
   EXPECT_FALSE(fs::exists(folder_.path / "out.jsonl"));  // nor anything else that was begun
   for (const auto& entry : fs::directory_iterator(folder_.path))
     EXPECT_FALSE(has(entry.path().filename().string(), "out.jsonl")) << entry.path();
+}
+
+TEST_F(SftDryRun, WhatIsThereIsReplacedOnlyByForceAndWhatIsReadNever) {
+  const std::string file = write("three.jsonl", kThree), mine = write("mine.jsonl", "mine");
+  ASSERT_EQ(dry(file, {"--save-tokenizer", path("saved")}).code, 0);
+  const Outcome input = dry(file, {"--dump", path("../") + folder_.path.filename().string() + "/three.jsonl", "--force"});
+  EXPECT_EQ(input.code, 2);
+  EXPECT_TRUE(has(input.err, "three.jsonl is an input: writing to it would destroy it")) << input.err;
+  EXPECT_EQ(read_text(file), kThree);
+  fs::create_directory(path("own"));
+  const std::string spec = write("own/tokenizer.json", read_text(path("saved/tokenizer.json")));
+  const Outcome own =
+      bhyt({"sft", "--dry-run", "data.train=" + file, "data.tokenizer=" + path("own"), "data.template=plain", "--dump", spec, "--force"});
+  EXPECT_EQ(own.code, 2);
+  EXPECT_TRUE(has(own.err, "own/tokenizer.json is an input")) << own.err;
+  const Outcome there = dry(file, {"--dump", mine});
+  EXPECT_EQ(there.code, 2);
+  EXPECT_EQ(there.err, "error: " + mine + " already exists; --force replaces it, another --dump keeps it\n");
+  EXPECT_EQ(read_text(mine), "mine");
+  EXPECT_EQ(dry(file, {"--dump", mine, "--force"}).code, 0);
+  EXPECT_EQ(lines("mine.jsonl").size(), 2u);
+
+  fs::create_directory(path("model"));
+  write("model/tokenizer.json", "mine");
+  const Outcome tokenizer = dry(file, {"--save-tokenizer", path("model")});
+  EXPECT_EQ(tokenizer.code, 2);
+  EXPECT_TRUE(has(tokenizer.err, "already holds tokenizer.json; --force replaces the tokenizer there, another --save-tokenizer keeps it"))
+      << tokenizer.err;
+  EXPECT_EQ(read_text(path("model/tokenizer.json")), "mine");
+  EXPECT_EQ(dry(file, {"--save-tokenizer", path("model"), "--force"}).code, 0);
+  EXPECT_NE(read_text(path("model/tokenizer.json")), "mine");
+}
+
+// A companion of a tokenizer that is nested without end is as good as none.
+TEST_F(SftDryRun, ATokenizersNestingHasAnEnd) {
+  const std::string file = write("three.jsonl", kThree);
+  ASSERT_EQ(dry(file, {"--save-tokenizer", path("model")}).code, 0);
+  write("model/tokenizer_config.json", "{\"x\":" + std::string(100000, '[') + std::string(100000, ']') + ",\"y\":1,\"z\":2}");
+  const Outcome out = bhyt({"sft", "--dry-run", "data.train=" + file, "data.tokenizer=" + path("model"), "data.template=plain",
+                            "--save-tokenizer", path("tuned")});
+  EXPECT_EQ(out.code, 0) << out.err;
+  EXPECT_TRUE(fs::exists(path("tuned/tokenizer.json")));
 }
 
 TEST_F(SftDryRun, RowsOfTheReferenceByBytes) {

@@ -143,6 +143,72 @@ TEST(Sweep, AFailedOrDivergedRunIsRecordedAndNotTriedAgain) {
   EXPECT_EQ(statuses(place).at("gone"), "done");
 }
 
+// Without what the index knew, runs whose metrics reach the last step are done all the same.
+TEST(Sweep, ALostIndexIsFoundAgain) {
+  const Place place;
+  const Words words = sweep(place, {"seed=0..1", "--jobs", "2"});
+  ASSERT_EQ(bhyt(words).code, 0);
+  const fs::path index = place.path / "sweep" / "index.json";
+  const Json before = index_of(place);
+  const std::string text = read_text(index), metrics = read_text(place.path / "sweep" / "seed-0" / "metrics.jsonl");
+  const auto status = [&](const std::string& to) {
+    Json damaged = before;
+    for (Json& run : damaged["runs"]) run["status"] = to;
+    return damaged.dump();
+  };
+  for (const std::string& lost : {std::string(), status("donne"), std::string(R"({"version": 1, "command": "pretrain", "runs": {}})")}) {
+    if (lost.empty())
+      fs::remove(index);
+    else
+      write_text(index, lost);
+    says(bhyt(words + Words{"--dry-run"}).out, "2 are done");
+    const Outcome again = bhyt(words);
+    EXPECT_EQ(again.code, 0) << again.err;
+    says(again.err, "2 of 2 runs have ended already");
+    Json after = index_of(place);
+    for (std::size_t i = 0; i < 2; ++i)
+      for (const char* key : {"id", "point", "status", "dir", "step", "steps", "valid_loss", "best_step", "loss", "settings", "error"})
+        EXPECT_EQ(after["runs"][i][key], before["runs"][i][key]) << key;
+    EXPECT_EQ(read_text(place.path / "sweep" / "seed-0" / "metrics.jsonl"), metrics);
+  }
+  // As an older program left them.
+  write_text(index, status("failed"));
+  EXPECT_EQ(bhyt(words).code, 1);
+  EXPECT_EQ(bhyt(words + Words{"--retry"}).code, 0);
+  EXPECT_EQ(statuses(place).at("seed-1"), "done");
+  // Runs with other settings are not taken for these.
+  fs::remove(index);
+  const Outcome other = bhyt(words + Words{"train.lr=1e-2"});
+  EXPECT_EQ(other.code, 2);
+  says(other.err, "run seed-0 is there with other settings: train.lr was 0.003, now is 0.01");
+  // One that had not come to its end goes on; what it says where it cannot is kept whole.
+  fs::remove(index);
+  std::string half;
+  for (std::size_t line = 0, at = 0; line < 3; ++line, half = metrics.substr(0, at)) at = metrics.find('\n', at) + 1;
+  write_text(place.path / "sweep" / "seed-0" / "metrics.jsonl", half);
+  fs::rename(place.path / "sweep" / "seed-0" / "checkpoint-6", place.path / "sweep" / "seed-0" / "checkpoint-1");
+  fs::remove(place.path / "sweep" / "seed-0" / "checkpoint-1" / "trainer_state.json");
+  write_text(place.path / "sweep" / "seed-0" / "checkpoint-1" / "optimizer.safetensors", "");  // a finished run has none
+  const auto again_without_index = [&] {
+    fs::remove(index);
+    return bhyt(words);
+  };
+  const Outcome lame = bhyt(words);
+  EXPECT_EQ(lame.code, 1);
+  const std::string error = index_of(place)["runs"][0]["error"];
+  says(error, "holds a run that cannot go on:\n  checkpoint-1: trainer_state.json is missing\nresume=restart starts it afresh");
+  // Nor was one finished whose metrics go on behind its newest weights, or which has none.
+  fs::remove(place.path / "sweep" / "seed-0" / "checkpoint-1" / "optimizer.safetensors");
+  EXPECT_EQ(again_without_index().code, 1);
+  EXPECT_EQ(statuses(place).at("seed-0"), "failed");
+  write_text(place.path / "sweep" / "seed-0" / "metrics.jsonl", metrics);
+  fs::remove_all(place.path / "sweep" / "seed-0" / "checkpoint-1");
+  const Outcome afresh = again_without_index();
+  EXPECT_EQ(afresh.code, 0) << afresh.err;
+  says(afresh.err, "1 of 2 runs have ended already");
+  EXPECT_TRUE(fs::exists(place.path / "sweep" / "seed-0" / "checkpoint-6"));
+}
+
 TEST(Sweep, MistakesAreToldBeforeAnythingRuns) {
   const Place place;
   const auto refused = [&](const Words& more, const std::string& why) {
@@ -153,6 +219,7 @@ TEST(Sweep, MistakesAreToldBeforeAnythingRuns) {
   };
   refused({"train.lrr=1,2"}, "did you mean train.lr?");
   refused({"seed=0,0"}, "given twice");
+  refused({"seed=0,1", "parallel.trace=3"}, "parallel.trace draws how several processes work together, and a sweep's runs have one each");
   refused({"seed=0..1", "--jobs", "0"}, "--jobs must be auto or a number");
   refused({"seed=0..1", "--keep", "some"}, "--keep must be");
   refused({"seed=0..1", "--retyr"}, "did you mean --retry?");
@@ -174,6 +241,69 @@ TEST(Sweep, ADryRunSaysWhatItWouldComeTo) {
   const Outcome after = bhyt(words + Words{"--dry-run"});
   says(after.out, "2 are done");
   says(after.out, "at the speed of the runs that are done");
+}
+
+// Nested too deep to be copied on a stack: every file that is read of a run says so, or is passed over.
+TEST(Sweep, FilesNestedWithoutEndAreRefused) {
+  const Place place;
+  const Words run = place.run("run", {"train.steps=6"});
+  ASSERT_EQ(bhyt(run).code, 0);
+  const fs::path dir = place.path / "run", at = dir / "checkpoint-6";
+  const std::string deep = "{\"x\":" + std::string(50000, '[') + std::string(50000, ']') + ",";
+  const auto change = [&](const fs::path& file) {
+    const std::string text = fs::exists(file) ? read_text(file) : "{\"models\": []}";
+    write_text(file, deep + text.substr(text.find('{') + 1));
+    return text;
+  };
+  const auto after = [&](const Words& words, int code, const std::string& says_so) {
+    const Outcome out = bhyt(words);
+    EXPECT_EQ(out.code, code) << fmt::format("{}", fmt::join(words, " ")) << out.err;
+    says(out.err + out.out, says_so);
+  };
+  const std::string page = (place.path / "page.html").string(), name = dir.string();
+  const Words report = {"report", name, "--out", page}, info = {"info", name}, again = run + Words{"resume=auto"};
+  for (const char* file : {"run.json", "analysis.json"}) {
+    change(dir / file);
+    after(report, 0, "run  step 6");
+  }
+  const std::string state = change(at / "trainer_state.json");
+  after(report, 0, "run  step 6");
+  after(info, 1, "trainer_state.json has");
+  write_text(at / "trainer_state.json", state);
+  const std::string manifest = change(at / "manifest.json");
+  after(info, 1, "checkpoint-6: manifest.json is damaged");
+  after({"generate", "--model", at.string(), "--ids", "--prompt", "1", "--max-tokens", "1"}, 1, "manifest.json is damaged");
+  after(again, 0, "passing over");
+  write_text(at / "manifest.json", manifest);
+  change(dir / "metrics.jsonl");
+  after(report, 0, "run  step 6");
+  says(read_text(page), "are not records and were left out");
+  after(info, 0, "");
+  after(again, 0, "");
+  const Words grid = sweep(place, {"seed=0"});
+  ASSERT_EQ(bhyt(grid).code, 0);
+  change(place.path / "sweep" / "index.json");
+  after(grid, 1, "index.json: not an index of a sweep: nested more than 500 deep");
+}
+
+TEST(Sweep, AManifestThatSaysNothingIsNoManifest) {
+  const Place place;
+  const Words run = place.run("run", {"train.steps=6"});
+  ASSERT_EQ(bhyt(run).code, 0);
+  const fs::path at = place.path / "run" / "checkpoint-6";
+  for (const auto& [text, why] : {std::pair(R"({"version": 1, "files": {}})", "manifest.json does not list config.json"),
+                                  std::pair(R"({"version": 9, "files": {}})", "manifest.json has version 9, expected 1")}) {
+    write_text(at / "manifest.json", text);
+    for (const Words& words : {Words{"info", at.string()}, Words{"generate", "--model", at.string(), "--ids", "--prompt", "1"}}) {
+      const Outcome out = bhyt(words);
+      EXPECT_EQ(out.code, 1) << words[0];
+      says(out.out + out.err, why);
+    }
+    for (const char* checkpoint : {"checkpoint-3"}) fs::remove_all(place.path / "run" / checkpoint);
+    const Outcome out = bhyt(run + Words{"resume=auto"});
+    EXPECT_EQ(out.code, 1);
+    says(out.err, why);
+  }
 }
 
 // The runs of a sweep go to ranks: the same runs, index and end as in one process.

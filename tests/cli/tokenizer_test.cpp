@@ -41,6 +41,8 @@ TEST(TokenizerCli, TrainConvertInfo) {
   EXPECT_EQ(info["kind"], "bpe");
   EXPECT_EQ(info["vocab_size"], 280);
   EXPECT_EQ(info["special_tokens"]["<|eot_id|>"], 4);
+  EXPECT_TRUE(info["merges"].is_number()) << info;
+  EXPECT_EQ(info["adds_before"], json({0}));
   const Outcome again = bhyt({"tokenizer", "train", "--vocab", "280", "--threads", "1", "--out", at("u"), at("b.txt"), at("a.jsonl")});
   ASSERT_EQ(again.code, 0) << again.err;
   EXPECT_EQ(read_text(dir.path / "t/tokenizer.json"), read_text(dir.path / "u/tokenizer.json"));
@@ -81,6 +83,19 @@ TEST(TokenizerCli, ATokenizerThatIsThereIsReplacedOnlyByForce) {
   EXPECT_EQ(json::parse(bhyt({"tokenizer", "info", "--json", at("t")}).out)["vocab_size"], 257);
 }
 
+// A disk that is full (here: files may not grow) leaves the old one as it was.
+TEST(TokenizerCli, WhatCannotBeWrittenReplacesNothing) {
+  const TempFolder dir;
+  const std::string at = (dir.path / "t").string();
+  ASSERT_EQ(bhyt({"tokenizer", "convert", "--tokenizer", "bytes", "--out", at}).code, 0);
+  const std::string before = read_text(dir.path / "t/tokenizer.json");
+  const std::string command = quoted(BHYT_PROGRAM) + " tokenizer convert --force --tokenizer bytes --out " + quoted(at);
+  EXPECT_NE(std::system(("ulimit -f 4; " + command + " 2>" + quoted((dir.path / "err").string())).c_str()), 0);
+  EXPECT_TRUE(has(read_text(dir.path / "err"), "/tokenizer.json: File too large")) << read_text(dir.path / "err");
+  EXPECT_EQ(read_text(dir.path / "t/tokenizer.json"), before);
+  EXPECT_EQ(std::distance(fs::directory_iterator(at), {}), 4);  // and no remains
+}
+
 TEST(TokenizerCli, WhereItGoesIsCheckedBeforeTheWork) {
   const TempFolder dir;
   const auto at = [&](const char* name) { return (dir.path / name).string(); };
@@ -115,6 +130,7 @@ TEST(TokenizerCli, WrongUseAndFailedWork) {
   EXPECT_EQ(bhyt({"tokenizer", "--help"}).code, 0);
   EXPECT_EQ(bhyt({"tokenizer", "encode"}).code, 2);
   EXPECT_EQ(bhyt({"tokenizer", "train", "--vocab", "10", "--out", at("t"), at("bad.jsonl")}).code, 2);
+  EXPECT_EQ(bhyt({"tokenizer", "train", "--vocab", "300", "--threads", "4097", "--out", at("t"), at("bad.jsonl")}).code, 2);
   EXPECT_EQ(bhyt({"tokenizer", "train", "--vocab", "0.3K", "--out", at("t"), at("bad.jsonl")}).code, 1);
   EXPECT_EQ(bhyt({"tokenizer", "train", "--vocab", "300", "--out", at("t"), at("none.jsonl")}).code, 1);
   EXPECT_EQ(bhyt({"tokenizer", "encode", "--tokenizer", at("none")}).code, 1);

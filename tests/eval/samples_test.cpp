@@ -159,6 +159,21 @@ TEST_F(SampleFiles, SaysWhichLineIsDamaged) {
   }
 }
 
+TEST_F(SampleFiles, NestingWithoutEndIsRefused) {
+  const std::string deep = "{\"x\":" + std::string(50000, '[') + std::string(50000, ']') + ",\"model\":\"A\",\"shots\":3}";
+  open().add(question(0), kGraded, 42);
+  const std::string good = text();
+  write(good + deep + "\n");
+  const std::string line = refusal([&] { open(); });
+  EXPECT_NE(line.find("out.jsonl, line 2: expected a line that --samples has written: nested more than 500 deep"), std::string::npos)
+      << line;
+  write(good);
+  std::ofstream(file_.string() + ".meta.json") << deep;
+  const std::string meta = refusal([&] { open(); });
+  EXPECT_NE(meta.find("meta.json: expected the settings of"), std::string::npos) << meta;
+  EXPECT_NE(meta.find("nested more than 500 deep"), std::string::npos) << meta;
+}
+
 TEST_F(SampleFiles, AnotherDocumentOrPromptIsRefused) {
   open().add(question(0), kGraded, 42);
   const std::string document = refusal([&] { open().next(question(1), 42); });

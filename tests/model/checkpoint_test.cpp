@@ -60,6 +60,31 @@ void expect_same(const ModelConfig& a, const ModelConfig& b) {
 }
 
 // A factor outside the map is nothing a plain Llama loader or the reference knows: neither may take the checkpoint for its own.
+std::string refusal_of_json(const std::string& text) {
+  try {
+    (void)parse_json(text, "x.json");
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+TEST(JsonText, NestingHasAnEnd) {
+  const auto nested = [](std::size_t levels) {
+    return "{\"x\":" + std::string(levels, '[') + std::string(levels, ']') + ",\"y\":1,\"z\":2}";
+  };
+  EXPECT_EQ(refusal_of_json(nested(499)), "");
+  EXPECT_EQ(refusal_of_json(nested(500)), "x.json: nested more than 500 deep");
+  EXPECT_EQ(refusal_of_json(nested(50000)), "x.json: nested more than 500 deep");
+  EXPECT_TRUE(json_or_discarded(nested(50000)).is_discarded());
+  EXPECT_TRUE(json_or_discarded<nlohmann::json>(nested(50000)).is_discarded());
+  EXPECT_TRUE(json_or_discarded("{").is_discarded());
+  EXPECT_EQ(json_or_discarded("{\"b\":1,\"a\":2}").dump(), "{\"b\":1,\"a\":2}");
+  EXPECT_EQ(refusal_of_json("{\"\\\"[" + std::string(1000, '[') + "\":1}"), "");  // inside a text
+  EXPECT_EQ(refusal_of_json(std::string("{}\0", 3)), "x.json: not JSON (it holds a zero byte)");
+  EXPECT_EQ(refusal_of_json("{").find("x.json: not JSON (parse error"), 0u);
+}
+
 TEST(ModelConfigJson, ConstantFactorsAreNobodyElses) {
   ModelConfig c = small("rmsnorm");
   c.norm.depth_factor = Depth::inv_sqrt;
@@ -214,8 +239,8 @@ TEST(ModelConfigJson, RefusesWhatItCannotCompute) {
   EXPECT_TRUE(has(refusal({{"quantization_config", {{"bits", 4}}}}), "quantized"));
   EXPECT_TRUE(has(refusal({{"hidden_size", nullptr}}), "hidden_size is missing"));
   EXPECT_TRUE(has(refusal({{"hidden_size", "wide"}}), "hidden_size must be a whole number"));
-  EXPECT_TRUE(has(refusal({{"num_hidden_layers", 1e12}}), "model.layers must be between"));
-  EXPECT_TRUE(has(refusal({{"num_key_value_heads", 0}}), "model.kv_heads"));
+  EXPECT_TRUE(has(refusal({{"num_hidden_layers", 1e12}}), "num_hidden_layers must be between"));
+  EXPECT_TRUE(has(refusal({{"num_key_value_heads", 0}}), "num_key_value_heads must be"));
   EXPECT_TRUE(has(refusal({{"head_dim", nullptr}, {"num_attention_heads", 0}}), "num_attention_heads"));
   EXPECT_TRUE(has(refusal({{"norm", {{"method", "rmsnrm"}}}}), "did you mean rmsnorm"));
   EXPECT_TRUE(has(refusal({{"norm", {{"methd", "bhyt"}}}}), "unknown key norm.methd"));
@@ -269,6 +294,8 @@ TEST(ModelConfigJson, ReadsEveryKeyOfTheReference) {
   EXPECT_EQ(star.method, "bhyt_exact");
   EXPECT_EQ(star.lambda_last, 0);
   EXPECT_EQ(read({{"norm_type", "rms"}, {"input_layer_lam", "None"}, {"last_layer_lam", nullptr}}).norm.method, "rmsnorm");
+  EXPECT_EQ(
+      read({{"norm_type", "bhyt"}, {"bhyt_kappa", "None"}, {"learnable_lam", "None"}, {"var_approx_exact_layers", "None"}}).norm.kappa, 10);
   EXPECT_EQ(read({{"use_shared_scale", true}}).embedding_scale, EmbeddingScaleKind::learned);
   EXPECT_EQ(read({{"norm_type", "bhyt"}}).norm.seq_len, 64);  // with a warning
   EXPECT_EQ(read({{"norm_type", "bhyt"}, {"norm", {{"method", "lns"}}}}).norm.method, "lns");

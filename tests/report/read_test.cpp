@@ -96,6 +96,32 @@ TEST(Metrics, BrokenLinesAreCounted) {
   EXPECT_NE(r.notes[0].find("line 2"), std::string::npos);
 }
 
+// First in an object: a tree of it would be copied when the next key comes.
+const std::string kDeep = "{\"x\":" + std::string(50000, '[') + std::string(50000, ']') + ",";
+
+TEST(Metrics, ALineNestedWithoutEndIsLeftOut) {
+  const report::Run r =
+      metrics_of("{\"step\":1,\"loss\":3}\n" + kDeep + "\"step\":2,\"loss\":2,\"y\":1,\"z\":1}\n{\"step\":3,\"loss\":1}\n");
+  EXPECT_EQ(r.loss.y, (std::vector<double>{3, 1}));
+  ASSERT_EQ(r.notes.size(), 1u);
+  EXPECT_NE(r.notes[0].find("1 of 3 lines"), std::string::npos);
+}
+
+TEST(Runs, FilesNestedWithoutEndAreDamaged) {
+  const fake::Folder folder;
+  const fs::path dir = folder / "r";
+  fake::write(dir / "metrics.jsonl", "{\"step\":1,\"loss\":3}\n");
+  fake::write(dir / "resolved.yaml", "train: {steps: 1}\n");
+  fake::write(dir / "run.json", kDeep + "\"version\":\"1\",\"device\":\"cpu\"}");
+  fake::write(dir / "analysis.json", kDeep + "\"models\":[],\"more\":1}");
+  fake::write(dir / "checkpoint-9/trainer_state.json", kDeep + R"("bhyt":{"progress":{"step":9,"loss_count":1,"loss_sum":1}},"more":1})");
+  const report::Run r = read_run(dir);
+  EXPECT_FALSE(r.saved);
+  ASSERT_EQ(r.notes.size(), 2u);
+  EXPECT_NE(r.notes[0].find("run.json is missing or damaged"), std::string::npos);
+  EXPECT_NE(r.notes[1].find("analysis.json cannot be read"), std::string::npos);
+}
+
 TEST(Metrics, AnEmptyFileIsARunWithoutLoss) {
   const report::Run r = metrics_of("");
   EXPECT_EQ(r.steps(), 0);

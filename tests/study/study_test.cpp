@@ -8,9 +8,11 @@
 
 #include "core/log.h"
 #include "io/yaml.h"
+#include "study/console.h"
 #include "study/files.h"
 #include "study/reproduce.h"
 #include "study/table.h"
+#include "tests/message_of.h"
 #include "tests/temporary_folder.h"
 
 namespace bhyt::study {
@@ -104,6 +106,59 @@ TEST(Studies, MistakesAreTold) {
   EXPECT_NE(refusal(file, "tiny").find("unknown key axis (did you mean axes?)"), std::string::npos);
 }
 
+// Every wrong type is told with its key; nothing is left out in silence.
+TEST(Studies, AWrongTypeIsTold) {
+  const Quiet quiet;
+  const test::TemporaryFolder folder;
+  const std::string file = (folder.path / "mine.yaml").string();
+  const auto refusal = [&](const std::string& text) {
+    std::ofstream(file) << text;
+    try {
+      Study s = open_study(file, "tiny", 0, {});
+      name_data(s, "somewhere");
+      (void)plan_of(s);
+    } catch (const UsageError& e) {
+      return std::string(e.what());
+    }
+    return std::string("accepted");
+  };
+  const auto told = [&](const std::string& text, const std::string& expected) { EXPECT_EQ(refusal(text), expected) << text; };
+  told("", file + " must be a map of keys, got nothing");
+  told("[1]", file + " must be a map of keys, got [1]");
+  told("title: [3]", "title must be a text, got [3]");
+  told("paper: {a: 5}", "paper must be a text, got {\"a\":5}");
+  told("title: x\nafter: 5", "after must be a list of words, got 5");
+  told("after: [[perplexity]]", "after must be a list of words, got [[\"perplexity\"]]");
+  told("statistics: foo", "statistics must be true or false, got \"foo\"");
+  told("alone: 5", "alone must be true or false, got 5");
+  told("first: 5", "first must be a map of keys, got 5");
+  told("first: {base: {}}", "first.axes is missing: the models that are trained first, by name");
+  told("{first: {axes: [{train.lr: [1, 2]}]}}", "first.axes.train.lr must be a map of named variants, got [1,2]");
+  told("base: 5", "base must be a map of keys, got 5");
+  told("axes: 5", "axes must be a list of axes, got 5");
+  told("axes: [5]", "axes must be a list of names with their values, as train.lr: [1e-3, 2e-3], got 5");
+  told("axes: [{variant: {a: {config: [5]}}}]", "config must be a text, got [5]");
+  told("commands: [bench]", "commands must be a map of keys, got [\"bench\"]");
+  told("commands: {one: bench}", "commands.one must be a list of words, got \"bench\"");
+  told("commands: {one: []}", "commands.one holds no words");
+  told("table: 5", "table must be a map of keys, got 5");
+  told("table: {columns: 5}", "table.columns must be a list of columns, got 5");
+  told("table: {columns: [5]}", "table.columns must be a map of keys, got 5");
+  told("table: {columns: [{of: loss, as: foo}]}", "table.columns.as must be one of mean, min, max, last, got \"foo\"");
+  EXPECT_EQ(refusal("table: {columns: [{of: foo}]}").find("table.columns.of must be one of loss, "), 0u);
+  told("table: {columns: [{of: loss}], rank_by: lost}", "table.rank_by must be the name of a column, got lost");
+  told("table: {target: 5}", "table.target must be a map of keys, got 5");
+  told("numbers: {at: x, columns: [a], rows: {b: [[c]]}}", "numbers.rows.b must be a list of 1 numbers (or words, or null), got [[\"c\"]]");
+  told("command: foo", "command must be one of pretrain, sft, got \"foo\"");
+  told("scales: 5", "scales must be a map of keys, got 5");
+  told("scales: {tinny: {}}", "unknown key scales.tinny (did you mean scales.tiny?)");
+  told("scales: {small: 5}", "scales.small must be a map of keys, or false, got 5");
+  told("scales: {tiny: {keys: 5}}", "scales.tiny.keys must be a map of keys, got 5");
+  told("scales: {tiny: {synth: 5}}", "scales.tiny.synth must be a map of keys, got 5");
+  told("columns: [{of: loss}]", "unknown key columns (did you mean command?)");
+  told("{title: 3, paper: 5, table: {columns: [{of: loss}], rank_by: loss}}", "accepted");
+}
+
 TEST(Studies, SeedsAndWordsGoBeforeWhatTheFileSays) {
   Study s = open_study("p", "tiny", 5, {"norm.p=0.9", "train.lr=7"});
   name_data(s, "somewhere");
@@ -123,6 +178,29 @@ TEST(Tables, StatisticsPerBlockAreThePapers) {
     EXPECT_EQ(t.rows[i].label, s.numbers->rows[i].first);
     EXPECT_EQ(t.rows[i].values[0].mean, s.numbers->rows[i].second[0]) << t.rows[i].label;
   }
+}
+
+TEST(Indexes, NestingWithoutEndIsRefused) {
+  const test::TemporaryFolder folder;
+  std::ofstream(folder.path / kIndexFile) << "{\"x\":" << std::string(50000, '[') << std::string(50000, ']')
+                                          << ",\"version\":1,\"runs\":[]}";
+  EXPECT_EQ(test::message_of([&] { (void)read_index(folder.path); }),
+            (folder.path / kIndexFile).string() + ": not an index of a sweep: nested more than 500 deep");
+}
+
+// What a run says at its end, in as many lines as it takes.
+TEST(Logs, TheLastErrorIsWhole) {
+  const test::TemporaryFolder folder;
+  const fs::path log = folder.path / "log.txt";
+  const auto last = [&](const std::string& text) {
+    std::ofstream(log) << text;
+    return last_error(log, 1);
+  };
+  EXPECT_EQ(last("warning: a\nerror: first\n"), "first");
+  EXPECT_EQ(last("error: first\nmore\nwarning: b\nerror: it cannot go on:\n  checkpoint-6: weights only\nresume=restart\n"),
+            "it cannot go on:\n  checkpoint-6: weights only\nresume=restart");
+  EXPECT_EQ(last("error: last\n  of them\nwarning: b\nstep 3\n"), "last\n  of them");
+  EXPECT_EQ(last("step 3\n"), "ended with exit code 1; see " + log.string());
 }
 
 // Two runs whose curves are known: when does each come down to what "b" has at three quarters of its steps?

@@ -133,12 +133,44 @@ TEST(RunDir, DamageIsSeenAndNamed) {
   fs::remove(at / "optimizer.bin");
   EXPECT_EQ(verify_manifest(at), "optimizer.bin is missing");
   fresh();
-  for (const char* text : {"", "{", "[]", "{\"files\": 3}", "{\"files\": {\"a.bin\": {}}}"}) {
+  const std::string deep = "{\"x\":" + std::string(50000, '[') + std::string(50000, ']') + ",\"version\":1,\"files\":{}}";
+  for (const std::string& text : {std::string(), std::string("{"), std::string("[]"), std::string(R"({"version": 1, "files": 3})"),
+                                  std::string(R"({"version": 1, "files": {"a.bin": {}}})"), std::string(R"({"files": {}})"), deep}) {
     write_synced(at / "manifest.json", text);
-    EXPECT_EQ(verify_manifest(at), "manifest.json is damaged") << text;
+    EXPECT_EQ(verify_manifest(at), "manifest.json is damaged") << text.substr(0, 80);
   }
+  remove_listed(at, {"a.bin"});  // damaged: left as it is
+  EXPECT_TRUE(fs::exists(at / "a.bin"));
+  write_synced(at / "manifest.json", R"({"version": 9, "files": {}})");
+  EXPECT_EQ(verify_manifest(at), "manifest.json has version 9, expected 1");
   fs::remove(at / "manifest.json");
   EXPECT_EQ(verify_manifest(at), "it has no manifest.json");
+}
+
+TEST(RunDir, WhatAModelIsReadFromMustBeListed) {
+  const Folder tmp;
+  RunDir dir(tmp.path / "run");
+  const fs::path at = dir.checkpoint(3);
+  const std::vector<std::string> files = {"adapter_config.json", "adapter_model.safetensors",        "config.json",
+                                          "model.safetensors",   "model-00001-of-00002.safetensors", "model.safetensors.index.json",
+                                          "trainer_state.json"};
+  dir.write_checkpoint(3, [&](const fs::path& to) {
+    for (const std::string& file : files) write_synced(to / file, "x");
+  });
+  const auto manifest = Json::parse(read_text(at / "manifest.json"));
+  for (const std::string& file : files) {
+    Json without = manifest;
+    without["files"].erase(file);
+    write_synced(at / "manifest.json", without.dump());
+    EXPECT_EQ(verify_manifest(at), "manifest.json does not list " + file);
+    EXPECT_EQ(verify_manifest(at, [&](const std::string& name) { return name != file; }), "");  // nobody asks for it
+  }
+  write_synced(at / "manifest.json", R"({"version": 1, "files": {}})");
+  EXPECT_EQ(verify_manifest(at), "manifest.json does not list adapter_config.json");
+  write_synced(at / "manifest.json", manifest.dump());
+  // What else was put there, and optimizer state that a killed process was about to remove.
+  for (const char* other : {"notes.txt", "tokenizer.json", "model_card.json", "optimizer.safetensors"}) write_synced(at / other, "x");
+  EXPECT_EQ(verify_manifest(at), "");
 }
 
 TEST(RunDir, AFileCanLeaveACheckpoint) {

@@ -1,5 +1,5 @@
 // Whole runs of tiny models inside this process; tests/cli kills the program itself.
-#include "train/trainer.h"
+#include "train/state.h"
 
 #include <limits>
 
@@ -7,6 +7,7 @@
 #include "model/safetensors.h"
 #include "tests/train/helpers.h"
 #include "train/run_dir.h"
+#include "train/state.h"
 
 namespace bhyt::train {
 namespace {
@@ -95,6 +96,17 @@ TEST(Trainer, LearnsAndReportsAsTheInterfaceSays) {
   EXPECT_EQ(state["global_step"], 40);
   EXPECT_EQ(state["log_history"].size(), 6u);
   EXPECT_EQ(state["best_metric"], valid[1]);
+}
+
+TEST(Progress, TheLastLossIsNoOlderOne) {
+  Progress p;
+  EXPECT_FALSE(p.last("loss"));
+  p.log_history = {{{"loss", 3.0}}, {{"eval_loss", 2.5}}, {{"loss", 2.0}}};
+  EXPECT_EQ(p.last("loss"), 2.0);
+  EXPECT_EQ(p.last("eval_loss"), 2.5);
+  p.log_history.push_back({{"eval_loss", nullptr}});  // not finite
+  EXPECT_FALSE(p.last("eval_loss"));
+  EXPECT_EQ(p.last("loss"), 2.0);
 }
 
 TEST(Trainer, RefreshesTheConstantOfTheApproximation) {
