@@ -19,8 +19,8 @@ struct Prompts {
   bool listed = false;  // they came line by line
 };
 
-// The prompt or the file that is given (the other null), else stdin. A file whose name ends in .jsonl holds one {"prompt": TEXT} a line, with `ids` one
-// array of ids a line. Ids elsewhere: "5 17 3", "5,17,3" or "[5, 17, 3]". UsageError that names the line.
+// The prompt or the file that is given (the other null), else stdin. A file whose name ends in .jsonl holds one {"prompt": TEXT} a line,
+// with `ids` one array of ids a line. Ids elsewhere: "5 17 3", "5,17,3" or "[5, 17, 3]". UsageError that names the line.
 Prompts read_prompts(const std::string* prompt, const std::string* file, bool ids);
 
 // All of it; Error where it cannot be read.

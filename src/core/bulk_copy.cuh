@@ -6,7 +6,8 @@
 
 namespace bhyt::cuda {
 
-// For copies of any kind, of memory that is read once a step: it leaves the second-level cache first, so that what is read again stays there.
+// For copies of any kind, of memory that is read once a step: it leaves the second-level cache first, so that what is read again stays
+// there.
 __device__ __forceinline__ std::uint64_t evict_first() {
   std::uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

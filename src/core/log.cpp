@@ -15,7 +15,7 @@ namespace {
 std::mutex mutex;
 std::FILE* file = nullptr;
 bool quiet = false, silent = false;
-bool later = false;      // lines wait here:
+bool later = false;  // lines wait here:
 std::string waiting;
 bool line_open = false;  // a progress line stands on the terminal without its newline
 

@@ -41,7 +41,7 @@ class AnswerState {
  public:
   bool over() const { return over_; }
   void begin(std::int64_t shared_tokens);  // work on the prompt begins
-  bool push(const AnswerToken& token);  // false where it is over
+  bool push(const AnswerToken& token);     // false where it is over
   void push(const TokenScore& score);
   void finish(Finish how);
   void fail(const std::string& reason);

@@ -25,11 +25,11 @@ struct Request {
   std::vector<std::int32_t> prompt;  // at least one id, all below the vocabulary
   std::int64_t max_tokens = 0;       // new tokens at most
   Sampling sampling = {};
-  std::vector<std::int32_t> stops = {};         // ids that end the answer; they are not part of it
+  std::vector<std::int32_t> stops = {};  // ids that end the answer; they are not part of it
   // Asked with each new token, in the engine's thread: true ends the answer behind it. Once more, at most, after cancel() has returned.
   std::function<bool(std::int32_t)> stop = {};
-  bool logprobs = false;                        // of the new tokens are wanted
-  std::vector<Target> targets = {};             // to be scored behind tokens of the prompt, in that order
+  bool logprobs = false;             // of the new tokens are wanted
+  std::vector<Target> targets = {};  // to be scored behind tokens of the prompt, in that order
 };
 
 }  // namespace bhyt

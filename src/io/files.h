@@ -33,7 +33,7 @@ void write_synced(const fs::path& file, std::string_view text);    // in place, 
 void replace_synced(const fs::path& file, std::string_view text);  // beside, synced, renamed: old or new, never half
 // To a file that a user names, whatever it is: behind a link the file that it is a link to, and a device is written to as it is.
 void save_as(const fs::path& file, std::string_view text);
-void cut_file(const fs::path& file, std::uintmax_t bytes);         // shortens, then fsync
-void sync_to_disk(const fs::path& path);                           // a file or a folder
+void cut_file(const fs::path& file, std::uintmax_t bytes);  // shortens, then fsync
+void sync_to_disk(const fs::path& path);                    // a file or a folder
 
 }  // namespace bhyt

@@ -175,8 +175,8 @@ bool all_finite(const float* rows, std::int64_t ld, std::int64_t from, std::int6
   return !odd;
 }
 
-// The same for kRows rows from `first` on where a key that some of them do not see has values that are not finite, of which 0 times is not 0:
-// each query by itself, with zeros in the place of what it does not see.
+// The same for kRows rows from `first` on where a key that some of them do not see has values that are not finite, of which 0 times is not
+// 0: each query by itself, with zeros in the place of what it does not see.
 template <class T>
 void add_only_what_is_seen(const Group<T>& g, const Scratch& s, std::int64_t key, std::int64_t first,
                            const std::pair<const float*, std::int64_t>& values) {
@@ -188,7 +188,8 @@ void add_only_what_is_seen(const Group<T>& g, const Scratch& s, std::int64_t key
       std::fill(own.begin(), own.end(), 0.0f);
       for (std::int64_t k = 0; k < seen; ++k) std::copy_n(values.first + k * values.second, s.ldo, own.data() + k * s.ldo);
       std::copy_n(s.o + first * s.ldo, kRows * s.ldo, sums.data());
-      product_add(s.ldo, std::max<std::int64_t>(seen, 2), s.p + first * s.ldp + key, s.ldp, own.data(), s.ldo, sums.data(), s.ldo, s.one_row);
+      product_add(s.ldo, std::max<std::int64_t>(seen, 2), s.p + first * s.ldp + key, s.ldp, own.data(), s.ldo, sums.data(), s.ldo,
+                  s.one_row);
       std::copy_n(sums.data() + (i - first) * s.ldo, (next - i) * s.ldo, s.o + i * s.ldo);
     }
     i = next;

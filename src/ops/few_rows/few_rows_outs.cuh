@@ -179,7 +179,7 @@ struct LinearOut {
     [[maybe_unused]] float v[4], f[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k) v[k] = c[k] + to_float(a.residual[k]);
-    // Rounded two at a time, which is one instruction.
+      // Rounded two at a time, which is one instruction.
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float2 both = __bfloat1622float2(__floats2bfloat162_rn(v[2 * half], v[2 * half + 1]));
