@@ -117,7 +117,8 @@ float pack(const In* x, std::int64_t depth, std::uint8_t* out) {
 }
 
 // Vectors of bytes and the sums of their products. The instructions stand here by name: as functions of the compiler they would have to be
-// called from code that is compiled for one processor, and the tiles below are written once for all.
+// called from code that is compiled for one processor, and the tiles below are written once for all. A sum is copied for them: of what
+// an instruction by name changes in place GCC keeps all in memory.
 template <int N>
 struct Bytes {
   typedef std::uint8_t Digits __attribute__((vector_size(N)));
@@ -141,7 +142,9 @@ struct Dot {
   static constexpr int kBytes = 16, kOuts = 4, kAhead = 0;
   static constexpr bool kFar = true;
   ALWAYS_INLINE static void dot(Bytes<16>::Sums& sum, const Bytes<16>::Digits& x, const Bytes<16>::Weights& w) {
-    __asm__("sdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(x), "w"(w));  // digits have signs, or are below 128
+    Bytes<16>::Sums s = sum;
+    __asm__("sdot %0.4s, %1.16b, %2.16b" : "+w"(s) : "w"(x), "w"(w));  // digits have signs, or are below 128
+    sum = s;
   }
 };
 #elif defined(__x86_64__)
@@ -162,7 +165,9 @@ struct Vnni {
   static constexpr int kBytes = 64, kOuts = 4, kAhead = 1024;
   static constexpr bool kFar = true;
   ALWAYS_INLINE static void dot(Bytes<64>::Sums& sum, const Bytes<64>::Digits& x, const Bytes<64>::Weights& w) {
-    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
+    Bytes<64>::Sums s = sum;
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(s) : "v"(x), "v"(w));
+    sum = s;
   }
 };
 #endif
@@ -250,9 +255,13 @@ ALWAYS_INLINE void tile(const Int8Task& t, std::int64_t row, std::int64_t out, s
 // C rows of w stay in the cache for all rows of x.
 template <class Cpu, int D, int C>
 ALWAYS_INLINE void rows_times(const Int8Task& t, std::int64_t out, std::int64_t apart) {
+  constexpr int kMost = Cpu::kBytes == 64 && D == 2 ? 3 : 2;  // as many sums as there are registers for
   std::int64_t row = 0;
-  for (; row + 2 <= t.rows; row += 2) tile<Cpu, D, 2, C>(t, row, out, apart);
-  if (row < t.rows) tile<Cpu, D, 1, C>(t, row, out, apart);
+  for (; row + kMost <= t.rows; row += kMost) tile<Cpu, D, kMost, C>(t, row, out, apart);
+  if (t.rows - row == 2)
+    tile<Cpu, D, 2, C>(t, row, out, apart);
+  else if (t.rows - row == 1)
+    tile<Cpu, D, 1, C>(t, row, out, apart);
 }
 
 template <class Cpu, int D, int C>

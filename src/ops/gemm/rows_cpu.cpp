@@ -248,7 +248,7 @@ void by_int8(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bo
   const std::int64_t depth = x.cols(), distance = digits_distance(depth);
   const Memory memory = memory_for(ctx, x.rows(), depth);
   auto* const scales = static_cast<float*>(memory.packed);
-  auto* const packed = reinterpret_cast<std::uint8_t*>(scales + x.rows());
+  auto* const packed = reinterpret_cast<std::uint8_t*>(scales + round_up(x.rows(), kTileRows));
   dispatch_float(x.dtype, [&]<class In>(In) {
     each_row(ctx, x, [&](std::int64_t i) { scales[i] = pack_digits(x.as<In>() + i * x.ld, depth, packed + i * distance); });
   });
