@@ -239,11 +239,12 @@ TEST(GemmByRow, Int8RowsHaveTheirBits) {
 // However the integers are laid out.
 TEST(GemmByRow, Int8HasTheSameBitsOnAnyProcessor) {
   const std::int64_t outs = 77;  // tiles side by side, far apart, and one that is cut
-  for (const std::int64_t depth : {1, 40, 56, 64, 203, 1500, 5003, 5020})
-    for (const std::int64_t rows : {1, 2, 3, 5, 8, 9, 19, 70}) {
-      const OwnedTensor x = drawn(DType::bf16, rows, depth, 1), w = drawn(DType::bf16, outs, depth, 2);
+  for (const std::int64_t depth : {1, 40, 56, 64, 203, 1500, 5003, 9020})
+    for (const std::int64_t rows : {1, 2, 3, 4, 5, 7, 8, 9, 10, 19, 70}) {
+      const OwnedTensor x = drawn(DType::bf16, rows, depth, 1), fine = drawn(DType::f32, rows, depth, 3),
+                        w = drawn(DType::bf16, outs, depth, 2);
       const Int8 q(w, {});
-      const std::vector<char> bits = product(x, q.t, DType::f32, 0, rows, 2);
+      const std::vector<char> bits = product(x, q.t, DType::f32, 0, rows, 2), fine_bits = product(fine, q.t, DType::f32, 0, rows, 2);
       {
         const cpu::WithoutMmla plain;
         EXPECT_EQ(product(x, q.t, DType::f32, 0, rows, 2), bits) << rows << ", depth " << depth;
@@ -251,6 +252,7 @@ TEST(GemmByRow, Int8HasTheSameBitsOnAnyProcessor) {
       for (const int lanes : {16, 8, 4}) {
         const cpu::NoMoreLanes most(lanes);
         EXPECT_EQ(product(x, q.t, DType::f32, 0, rows, 2), bits) << rows << ", depth " << depth << ", lanes " << lanes;
+        EXPECT_EQ(product(fine, q.t, DType::f32, 0, rows, 2), fine_bits) << rows << ", depth " << depth << ", lanes " << lanes;
       }
       {
         const cpu::BfTilesAnywhere tiles;
@@ -275,6 +277,26 @@ TEST(GemmByRow, Int8HasTheSameBitsOnAnyProcessor) {
                              .sums = sums.data()});
       EXPECT_EQ(std::memcmp(sums.data(), bits.data(), bits.size()), 0) << rows << ", depth " << depth;
     }
+}
+
+// The largest integers with the same sign, in more columns than the lanes of any processor can add up, and fewer.
+TEST(GemmByRow, Int8SumsDoNotOverflow) {
+  for (const std::int64_t depth : {std::int64_t{4096}, std::int64_t{4160}, std::int64_t{8192}, std::int64_t{8200}, kInt8Columns})
+    for (const DType type : {DType::bf16, DType::f32})
+      for (const std::int64_t rows : {1, 5}) {
+        const std::int64_t outs = 9;
+        const OwnedTensor x = make_tensor(on_cpu(), type, {rows, depth}, std::vector<double>(static_cast<std::size_t>(rows * depth), -1.0)),
+                          w = make_tensor(on_cpu(), DType::f32, {outs, depth},
+                                          std::vector<double>(static_cast<std::size_t>(outs * depth), 2.0)),
+                          y(on_cpu(), DType::f32, {rows, outs});
+        const Int8 q(w, {});
+        for (const int lanes : {16, 8, 4}) {
+          const cpu::NoMoreLanes most(lanes);
+          gemm(on_cpu(), x, q.t, y, {.trans_b = true, .by_row = true});
+          for (const double value : to_doubles(on_cpu(), y))
+            ASSERT_NEAR(value / static_cast<double>(-2 * depth), 1, 1e-6) << rows << ", depth " << depth << ", lanes " << lanes;
+        }
+      }
 }
 
 // The outlier of a row leaves the others the precision that they had.

@@ -33,18 +33,20 @@ void quantize_rows(Context& ctx, const Tensor& w, const Tensor& by, const Tensor
 // products with w are summed exactly. So the result has the same bits in any order, on any processor, however the integers are laid out.
 
 // The integers' digits: `count` of `bits` each, the lowest first. What they stand for is `offset` more than the integer; `flip` turns a
-// byte that has no sign into one that has.
+// byte that has no sign into one that has. Digits of more than 8 bits take two bytes, and the highest has the sign.
 struct Digits {
   int count, bits;
   std::int32_t offset;
   std::uint8_t flip;
+  constexpr int bytes() const { return bits > 8 ? 2 : 1; }
 };
-constexpr Digits kSevenBits{3, 7, 1 << 20, 0}, kBytes{2, 8, 1 << 15, 0}, kSignedBytes{2, 8, -128, 0x80};
+constexpr Digits kSevenBits{3, 7, 1 << 20, 0}, kBytes{2, 8, 1 << 15, 0}, kSignedBytes{2, 8, -128, 0x80}, kWhole{1, 16, 0, 0},
+    kElevenBits{2, 11, 0, 0};
 
 // What the integers of a row are to be multiplied by; NaN where a value is not finite. inverse: what x is multiplied by to become them.
 float int8_scale(const float* x, std::int64_t depth, float& inverse);
 float int8_scale(const bf16* x, std::int64_t depth, float& inverse);
-// The digits of n values of x, each digit `apart` from the one before.
+// The digits of n values of x, each digit `apart` bytes from the one before.
 void digits_of(const float* x, std::int64_t n, float inverse, const Digits& digits, std::uint8_t* out, std::int64_t apart);
 void digits_of(const bf16* x, std::int64_t n, float inverse, const Digits& digits, std::uint8_t* out, std::int64_t apart);
 
@@ -62,9 +64,9 @@ inline float int8_value(std::int64_t whole, float scale_of_x, float scale_of_w) 
   return static_cast<float>(static_cast<double>(scale_of_x) * static_cast<double>(scale_of_w) * static_cast<double>(whole));
 }
 
-// Of one digit of a row.
+// Columns of one digit of a row, and the bytes from one row to the next, enough for any digits.
 constexpr std::int64_t digits_width(std::int64_t depth) { return (depth + kInt8Vector - 1) / kInt8Vector * kInt8Vector; }
-constexpr std::int64_t digits_distance(std::int64_t depth) { return kSevenBits.count * digits_width(depth) + 64; }
+constexpr std::int64_t digits_distance(std::int64_t depth) { return kElevenBits.count * kElevenBits.bytes() * digits_width(depth) + 64; }
 
 // How Int8Task wants x of a type on this processor.
 const Digits& int8_digits(DType x);

@@ -91,6 +91,19 @@ void put_bytes(const In* x, std::int64_t n, float inverse, std::uint8_t flip, st
   put_some_bytes(x + at, static_cast<int>(n - at), inverse, both, low + at, high + at);
 }
 
+// Digits of two bytes: `count - 1` without a sign, and one that has it.
+void put_halves(const std::uint32_t* whole, std::int64_t n, const Digits& digits, std::uint8_t* out, std::int64_t apart) {
+  auto* const low = reinterpret_cast<std::uint16_t*>(out);
+  if (digits.count == 1) {
+    for (std::int64_t i = 0; i < n; ++i) low[i] = static_cast<std::uint16_t>(whole[i]);
+    return;
+  }
+  auto* const high = reinterpret_cast<std::uint16_t*>(out + apart);
+  const auto mask = static_cast<std::uint16_t>((1 << digits.bits) - 1);
+  for (std::int64_t i = 0; i < n; ++i) low[i] = static_cast<std::uint16_t>(whole[i]) & mask;
+  for (std::int64_t i = 0; i < n; ++i) high[i] = static_cast<std::uint16_t>(static_cast<std::int32_t>(whole[i]) >> digits.bits);
+}
+
 template <class In>
 void put_digits(const In* x, std::int64_t n, float inverse, const Digits& digits, std::uint8_t* out, std::int64_t apart) {
   if (digits.bits == 8) return put_bytes(x, n, inverse, digits.flip, out, out + apart);
@@ -100,6 +113,10 @@ void put_digits(const In* x, std::int64_t n, float inverse, const Digits& digits
   for (std::int64_t at = 0; at < n; at += kSome) {
     const std::int64_t some = std::min(kSome, n - at);
     for (std::int64_t i = 0; i < some; ++i) whole[i] = integer_of(x[at + i], inverse) + static_cast<std::uint32_t>(digits.offset);
+    if (digits.bytes() == 2) {
+      put_halves(whole, some, digits, out + 2 * at, apart);
+      continue;
+    }
     for (int d = 0; d < digits.count; ++d)
       for (std::int64_t i = 0; i < some; ++i) out[d * apart + at + i] = static_cast<std::uint8_t>(whole[i] >> (d * digits.bits) & mask);
   }
@@ -107,158 +124,201 @@ void put_digits(const In* x, std::int64_t n, float inverse, const Digits& digits
 
 template <class In>
 float pack(const In* x, std::int64_t depth, std::uint8_t* out) {
-  const std::int64_t width = digits_width(depth);
   const Digits& digits = int8_digits(std::is_same_v<In, bf16> ? DType::bf16 : DType::f32);
-  for (int d = 0; d < digits.count; ++d) std::fill(out + d * width + depth, out + (d + 1) * width, std::uint8_t{0});
+  const std::int64_t width = digits_width(depth) * digits.bytes(), used = depth * digits.bytes();
+  for (int d = 0; d < digits.count; ++d) std::fill(out + d * width + used, out + (d + 1) * width, std::uint8_t{0});
   float inverse;
   const float scale = scale_of(x, depth, inverse);
   put_digits(x, depth, inverse, digits, out, width);
   return scale;
 }
 
-// Vectors of bytes and the sums of their products. The instructions stand here by name: as functions of the compiler they would have to be
-// called from code that is compiled for one processor, and the tiles below are written once for all. A sum is copied for them: of what
-// an instruction by name changes in place GCC keeps all in memory.
+// Vectors of digits and weights, and the sums of their products. The instructions stand here by name: as functions of the compiler they
+// would have to be called from code that is compiled for one processor, and the tiles below are written once for all. A sum is copied for
+// them: of what an instruction by name changes in place GCC keeps all in memory.
+template <class T, int N>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(N)));
+};
+template <class T, int N>
+using Vector = typename VectorOf<T, N>::type;
+
+// kColumns: of a vector. kMost: columns whose sums the lanes hold. Sum: what holds those of all lanes.
 template <int N>
 struct Bytes {
-  typedef std::uint8_t Digits __attribute__((vector_size(N)));
-  typedef std::int8_t Weights __attribute__((vector_size(N)));
-  typedef std::int32_t Sums __attribute__((vector_size(N)));
-  typedef std::int16_t Halves __attribute__((vector_size(N)));
+  using Digit = std::uint8_t;
+  using Weights = Vector<std::int8_t, N>;
+  using Sum = std::int32_t;
+  static constexpr int kBytes = N, kColumns = N;
+  static constexpr std::int64_t kMost = kInt8Columns;
+  ALWAYS_INLINE static void load(const std::int8_t* w, Weights& to) { memcpy(&to, w, N); }
 };
 
 // kOuts rows of w are worked on together. kFar: they lie far apart, and each is read on and on, what is kAhead bytes further being asked
 // for; otherwise next to each other, and the ones behind them are asked for.
-struct Plain {
-  static constexpr int kBytes = 16, kOuts = 2, kAhead = 0;
+struct Plain : Bytes<16> {
+  static constexpr int kOuts = 2, kAhead = 0;
   static constexpr bool kFar = false;
-  ALWAYS_INLINE static void dot(Bytes<16>::Sums& sum, const Bytes<16>::Digits& x, const Bytes<16>::Weights& w) {
+  ALWAYS_INLINE static void dot(Vector<std::int32_t, 16>& sum, const Vector<Digit, 16>& x, const Weights& w) {
     for (int i = 0; i < 16; ++i) sum[i / 4] += x[i] * w[i];
   }
 };
 
 #if defined(__aarch64__)
-struct Dot {
-  static constexpr int kBytes = 16, kOuts = 4, kAhead = 0;
+struct Dot : Bytes<16> {
+  static constexpr int kOuts = 4, kAhead = 0;
   static constexpr bool kFar = true;
-  ALWAYS_INLINE static void dot(Bytes<16>::Sums& sum, const Bytes<16>::Digits& x, const Bytes<16>::Weights& w) {
-    Bytes<16>::Sums s = sum;
+  ALWAYS_INLINE static void dot(Vector<std::int32_t, 16>& sum, const Vector<Digit, 16>& x, const Weights& w) {
+    Vector<std::int32_t, 16> s = sum;
     __asm__("sdot %0.4s, %1.16b, %2.16b" : "+w"(s) : "w"(x), "w"(w));  // digits have signs, or are below 128
     sum = s;
   }
 };
 #elif defined(__x86_64__)
-// Two products of 7 bits fit the 16 bits that the first instruction sums in.
-struct Avx2 {
-  static constexpr int kBytes = 32, kOuts = 2, kAhead = 1024;
+// Digits and weights of 16 bits, whose products are summed in pairs: with AVX2 (N = 32) or AVX-512 (N = 64).
+template <int N>
+struct Halves {
+  using Digit = std::int16_t;
+  using Weights = Vector<std::int16_t, N>;
+  using Sum = std::int64_t;
+  static constexpr int kBytes = N, kColumns = N / 2, kOuts = N / 16, kAhead = 1024;
+  static constexpr std::int64_t kMost = 256 * kColumns;
+  static_assert(kMost / kColumns * 2 * 32767 * 127 < std::int64_t{1} << 31);
   static constexpr bool kFar = true;
-  ALWAYS_INLINE static void dot(Bytes<32>::Sums& sum, const Bytes<32>::Digits& x, const Bytes<32>::Weights& w) {
-    Bytes<32>::Halves pairs, ones = {};
-    ones += 1;
-    __asm__("vpmaddubsw %2, %1, %0" : "=x"(pairs) : "x"(x), "x"(w));
-    Bytes<32>::Sums fours;
-    __asm__("vpmaddwd %2, %1, %0" : "=x"(fours) : "x"(pairs), "x"(ones));
-    sum += fours;
+  ALWAYS_INLINE static void load(const std::int8_t* w, Weights& to) {
+    typedef std::int8_t Memory __attribute__((vector_size(N / 2), aligned(1), may_alias));
+    Weights v;
+    __asm__("vpmovsxbw %1, %0" : "=v"(v) : "m"(*reinterpret_cast<const Memory*>(w)));
+    to = v;
+  }
+  ALWAYS_INLINE static void dot(Vector<std::int32_t, N>& sum, const Vector<Digit, N>& x, const Weights& w) {
+    // The sum, too: compilers would add up the pairs of several vectors first, and run out of registers.
+    Vector<std::int32_t, N> s = sum, pairs;
+    __asm__("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+v"(s), "=&v"(pairs) : "v"(x), "v"(w));
+    sum = s;
   }
 };
-struct Vnni {
-  static constexpr int kBytes = 64, kOuts = 4, kAhead = 1024;
+struct Vnni : Bytes<64> {
+  static constexpr int kOuts = 4, kAhead = 1024;
   static constexpr bool kFar = true;
-  ALWAYS_INLINE static void dot(Bytes<64>::Sums& sum, const Bytes<64>::Digits& x, const Bytes<64>::Weights& w) {
-    Bytes<64>::Sums s = sum;
+  ALWAYS_INLINE static void dot(Vector<std::int32_t, 64>& sum, const Vector<Digit, 64>& x, const Weights& w) {
+    Vector<std::int32_t, 64> s = sum;
     __asm__("vpdpbusd %2, %1, %0" : "+v"(s) : "v"(x), "v"(w));
     sum = s;
   }
 };
 #endif
 
-// Halves onto each other until one is left.
-template <int N>
-ALWAYS_INLINE std::int64_t total(const typename Bytes<N>::Sums& sums) {
+// Halves onto each other until one is left, in the type of the lanes.
+template <class T, int N>
+ALWAYS_INLINE std::int64_t total(const Vector<T, N>& sums) {
 #if defined(__aarch64__)
   return vaddvq_s32(sums);
 #else
-  if constexpr (N == 8) {
+  if constexpr (N == 2 * sizeof(T)) {
     return sums[0] + sums[1];
   } else {
-    typename Bytes<N / 2>::Sums low, high;
+    Vector<T, N / 2> low, high;
     memcpy(&low, &sums, sizeof low);
     memcpy(&high, reinterpret_cast<const char*>(&sums) + sizeof low, sizeof high);
-    const typename Bytes<N / 2>::Sums sum = low + high;
-    return total<N / 2>(sum);
+    const Vector<T, N / 2> sum = low + high;
+    return total<T, N / 2>(sum);
   }
 #endif
 }
 
-// What a row's digits times a row of w come to, as a number.
-template <int N, int D>
-ALWAYS_INLINE float value_of(const typename Bytes<N>::Sums (&sums)[D], const Digits& digits, float scale, const Int8RowEnd& end) {
-  std::int64_t whole = -(static_cast<std::int64_t>(end.sum) * digits.offset);
+// What a row's digits times a row of w come to.
+template <class Cpu, int D>
+ALWAYS_INLINE std::int64_t whole_of(const Vector<std::int32_t, Cpu::kBytes> (&sums)[D], const Digits& digits) {
+  constexpr int kWide = Cpu::kBytes / 4 * sizeof(typename Cpu::Sum);
+  std::int64_t whole = 0;
 #pragma GCC unroll 4
-  for (int d = 0; d < D; ++d) whole += total<N>(sums[d]) * (std::int64_t{1} << (d * digits.bits));
-  return int8_value(whole, scale, end.scale);
+  for (int d = 0; d < D; ++d) {
+    const auto wide = __builtin_convertvector(sums[d], Vector<typename Cpu::Sum, kWide>);
+    whole += total<typename Cpu::Sum, kWide>(wide) * (std::int64_t{1} << (d * digits.bits));
+  }
+  return whole;
 }
 
 // A vector of R rows of x and of C rows of w, each of which is `ldw` behind the one before it. All loops over sums are unrolled: otherwise
 // GCC keeps them in memory.
 template <class Cpu, int D, int R, int C>
 ALWAYS_INLINE void add_products(const std::uint8_t* x, std::int64_t ldx, std::int64_t width, const std::int8_t* w, std::int64_t ldw,
-                                typename Bytes<Cpu::kBytes>::Sums (&acc)[R][C][D]) {
-  constexpr int N = Cpu::kBytes;
-  typename Bytes<N>::Weights weights[C];
+                                Vector<std::int32_t, Cpu::kBytes> (&acc)[R][C][D]) {
+  typename Cpu::Weights weights[C];
 #pragma GCC unroll 4
-  for (int c = 0; c < C; ++c) memcpy(&weights[c], w + c * ldw, N);
+  for (int c = 0; c < C; ++c) Cpu::load(w + c * ldw, weights[c]);
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
     for (int d = 0; d < D; ++d) {
-      typename Bytes<N>::Digits digits;
-      memcpy(&digits, x + r * ldx + d * width, N);
+      Vector<typename Cpu::Digit, Cpu::kBytes> digits;
+      memcpy(&digits, x + r * ldx + d * width, sizeof digits);
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) Cpu::dot(acc[r][c][d], digits, weights[c]);
     }
 }
 
-// R rows of x from `row` on times C rows of w, `out` and those `apart` from it.
+// What R rows of x come to with C rows of w, each `ldw` behind the one before it, in columns from `begin` to `end`, added to `whole`.
 template <class Cpu, int D, int R, int C>
-ALWAYS_INLINE void tile(const Int8Task& t, std::int64_t row, std::int64_t out, std::int64_t apart) {
+ALWAYS_INLINE void add_columns(const Int8Task& t, const std::uint8_t* x, const std::int8_t* w, std::int64_t ldw, std::int64_t begin,
+                               std::int64_t end, std::int64_t (&whole)[R][C]) {
   // Two sums for each, where too few would wait for each other; a line of the cache at a time where each row is read on and on.
-  constexpr int N = Cpu::kBytes, kGroups = R * C <= 2 ? 2 : 1, kVectors = Cpu::kFar ? 64 / N : kGroups;
-  const std::int64_t width = digits_width(t.depth), ldx = digits_distance(t.depth), distance = int8_distance(t.depth),
-                     ldw = apart * distance;
-  const std::uint8_t* const x = t.x + row * ldx;
-  const std::int8_t* const w = t.w + out * distance;
-  typename Bytes<N>::Sums acc[kGroups][R][C][D] = {};
-  std::int64_t p = 0;
-  for (; p + kVectors * N <= width; p += kVectors * N) {
+  constexpr int N = Cpu::kColumns, kGroups = R * C <= 2 ? 2 : 1, kVectors = Cpu::kFar ? 64 / N : kGroups,
+                kDigit = sizeof(typename Cpu::Digit);
+  const std::int64_t width = digits_width(t.depth) * kDigit, ldx = digits_distance(t.depth);
+  Vector<std::int32_t, Cpu::kBytes> acc[kGroups][R][C][D] = {};
+  std::int64_t p = begin;
+  for (; p + kVectors * N <= end; p += kVectors * N) {
     // The rows behind these, in one stretch: no processor foresees several rows at a time that are near each other.
 #pragma GCC unroll 8
     for (int line = 0; line < (Cpu::kFar ? 0 : C * kVectors * N); line += 64) __builtin_prefetch(w + C * (ldw + p) + line);
 #pragma GCC unroll 4
     for (int c = 0; c < (Cpu::kAhead > 0 ? C : 0); ++c) __builtin_prefetch(w + c * ldw + p + Cpu::kAhead);
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) add_products<Cpu, D, R, C>(x + p + v * N, ldx, width, w + p + v * N, ldw, acc[v % kGroups]);
+    for (int v = 0; v < kVectors; ++v)
+      add_products<Cpu, D, R, C>(x + (p + v * N) * kDigit, ldx, width, w + p + v * N, ldw, acc[v % kGroups]);
   }
-  for (; p < width; p += N) add_products<Cpu, D, R, C>(x + p, ldx, width, w + p, ldw, acc[0]);
+  for (; p < end; p += N) add_products<Cpu, D, R, C>(x + p * kDigit, ldx, width, w + p, ldw, acc[0]);
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c)
+#pragma GCC unroll 2
+      for (int g = 0; g < kGroups; ++g) whole[r][c] += whole_of<Cpu>(acc[g][r][c], t.digits);
+}
+
+// R rows of x from `row` on times C rows of w, `out` and those `apart` from it.
+template <class Cpu, int D, int R, int C>
+ALWAYS_INLINE void tile(const Int8Task& t, std::int64_t row, std::int64_t out, std::int64_t apart) {
+  const std::int64_t width = digits_width(t.depth), ldx = digits_distance(t.depth), ldw = apart * int8_distance(t.depth);
+  const std::uint8_t* const x = t.x + row * ldx;
+  const std::int8_t* const w = t.w + out * int8_distance(t.depth);
+  std::int64_t whole[R][C] = {};
+  if constexpr (Cpu::kMost == kInt8Columns)
+    add_columns<Cpu, D, R, C>(t, x, w, ldw, 0, width, whole);
+  else
+    for (std::int64_t begin = 0; begin < width; begin += Cpu::kMost)
+      add_columns<Cpu, D, R, C>(t, x, w, ldw, begin, std::min(begin + Cpu::kMost, width), whole);
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
     for (int c = 0; c < C; ++c) {
-#pragma GCC unroll 4
-      for (int d = 0; d < D; ++d)
-        if constexpr (kGroups == 2) acc[0][r][c][d] += acc[1][r][c][d];
+      const Int8RowEnd end = int8_row_end(w + c * ldw, t.depth);
       t.sums[(row + r) * t.outs + out + c * apart] =
-          value_of<N>(acc[0][r][c], t.digits, t.scales[row + r], int8_row_end(w + c * ldw, t.depth));
+          int8_value(whole[r][c] - static_cast<std::int64_t>(end.sum) * t.digits.offset, t.scales[row + r], end.scale);
     }
 }
 
 // C rows of w stay in the cache for all rows of x.
 template <class Cpu, int D, int C>
 ALWAYS_INLINE void rows_times(const Int8Task& t, std::int64_t out, std::int64_t apart) {
-  constexpr int kMost = Cpu::kBytes == 64 && D == 2 ? 3 : 2;  // as many sums as there are registers for
+  constexpr int kMost = D == 1 ? 4 : Cpu::kBytes == 64 && D == 2 ? 3 : 2;  // as many sums as there are registers for
   std::int64_t row = 0;
   for (; row + kMost <= t.rows; row += kMost) tile<Cpu, D, kMost, C>(t, row, out, apart);
-  if (t.rows - row == 2)
+  if (kMost > 3 && t.rows - row == 3)
+    tile<Cpu, D, 3, C>(t, row, out, apart);
+  else if (t.rows - row == 2)
     tile<Cpu, D, 2, C>(t, row, out, apart);
   else if (t.rows - row == 1)
     tile<Cpu, D, 1, C>(t, row, out, apart);
@@ -287,10 +347,10 @@ ALWAYS_INLINE void task_of(const Int8Task& t) {
 
 template <class Cpu>
 ALWAYS_INLINE void task(const Int8Task& t) {
-  if (t.digits.count == 2)
-    task_of<Cpu, 2>(t);
+  if constexpr (sizeof(typename Cpu::Digit) == 2)
+    t.digits.count == 1 ? task_of<Cpu, 1>(t) : task_of<Cpu, 2>(t);
   else
-    task_of<Cpu, 3>(t);
+    t.digits.count == 2 ? task_of<Cpu, 2>(t) : task_of<Cpu, 3>(t);
 }
 
 #if defined(__aarch64__)
@@ -301,14 +361,19 @@ bool has_dot() {
 }
 #elif defined(__x86_64__)
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"))) void task_vnni(const Int8Task& t) { task<Vnni>(t); }
-__attribute__((target("avx2"))) void task_avx2(const Int8Task& t) { task<Avx2>(t); }
-bool has_vnni() {
-  static const bool yes = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
-  return yes;
-}
+__attribute__((target("avx512f,avx512bw,avx512vl"))) void task_avx512(const Int8Task& t) { task<Halves<64>>(t); }
+__attribute__((target("avx2"))) void task_avx2(const Int8Task& t) { task<Halves<32>>(t); }
 bool has_avx2() {
   static const bool yes = __builtin_cpu_supports("avx2");
-  return yes;
+  return yes && row_lanes() >= 8;
+}
+bool has_avx512() {
+  static const bool yes = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+  return yes && row_lanes() == 16;
+}
+bool has_vnni() {
+  static const bool yes = __builtin_cpu_supports("avx512vnni");
+  return yes && has_avx512();
 }
 #endif
 
@@ -335,21 +400,21 @@ void run(const Int8Task& t) {
 #if defined(__aarch64__)
   if (has_dot()) return task_dot(t);
 #elif defined(__x86_64__)
-  if (has_vnni() && row_lanes() == 16) return task_vnni(t);
-  if (has_avx2() && row_lanes() >= 8) return task_avx2(t);
+  if (t.digits.bytes() == 2) return has_avx512() ? task_avx512(t) : task_avx2(t);
+  if (has_vnni()) return task_vnni(t);
 #endif
   task<Plain>(t);
 }
 
 const Digits& int8_digits(DType x) {
-  if (x == DType::bf16) {
 #if defined(__aarch64__)
-    if (has_dot()) return kSignedBytes;
+  return x == DType::bf16 && has_dot() ? kSignedBytes : kSevenBits;
 #elif defined(__x86_64__)
-    if (has_vnni() && row_lanes() == 16) return kBytes;  // two products of bytes would not fit AVX2's 16 bits
-#endif
-  }
+  if (has_avx2() && !has_vnni()) return x == DType::bf16 ? kWhole : kElevenBits;
+  return x == DType::bf16 && has_vnni() ? kBytes : kSevenBits;
+#else
   return kSevenBits;
+#endif
 }
 
 float int8_scale(const float* x, std::int64_t depth, float& inverse) { return scale_of(x, depth, inverse); }
