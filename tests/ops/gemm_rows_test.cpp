@@ -279,24 +279,29 @@ TEST(GemmByRow, Int8HasTheSameBitsOnAnyProcessor) {
     }
 }
 
-// The largest integers with the same sign, in more columns than the lanes of any processor can add up, and fewer.
+// The largest integers with one sign (digits that have none are small for the other), in as many columns as the lanes can add up and in
+// more.
 TEST(GemmByRow, Int8SumsDoNotOverflow) {
   for (const std::int64_t depth : {std::int64_t{4096}, std::int64_t{4160}, std::int64_t{8192}, std::int64_t{8200}, kInt8Columns})
-    for (const DType type : {DType::bf16, DType::f32})
-      for (const std::int64_t rows : {1, 5}) {
-        const std::int64_t outs = 9;
-        const OwnedTensor x = make_tensor(on_cpu(), type, {rows, depth}, std::vector<double>(static_cast<std::size_t>(rows * depth), -1.0)),
-                          w = make_tensor(on_cpu(), DType::f32, {outs, depth},
-                                          std::vector<double>(static_cast<std::size_t>(outs * depth), 2.0)),
-                          y(on_cpu(), DType::f32, {rows, outs});
-        const Int8 q(w, {});
-        for (const int lanes : {16, 8, 4}) {
-          const cpu::NoMoreLanes most(lanes);
-          gemm(on_cpu(), x, q.t, y, {.trans_b = true, .by_row = true});
-          for (const double value : to_doubles(on_cpu(), y))
-            ASSERT_NEAR(value / static_cast<double>(-2 * depth), 1, 1e-6) << rows << ", depth " << depth << ", lanes " << lanes;
-        }
+    for (const auto& [type, sign, rows] : {std::tuple{DType::bf16, 1.0, 5},
+                                           {DType::bf16, -1.0, 5},
+                                           {DType::bf16, 1.0, 1},
+                                           {DType::f32, 1.0, 5},
+                                           {DType::f32, -1.0, 5},
+                                           {DType::f32, 1.0, 1}}) {
+      const std::int64_t outs = 9;
+      const OwnedTensor x = make_tensor(on_cpu(), type, {rows, depth}, std::vector<double>(static_cast<std::size_t>(rows * depth), sign)),
+                        w = make_tensor(on_cpu(), DType::f32, {outs, depth},
+                                        std::vector<double>(static_cast<std::size_t>(outs * depth), 2.0)),
+                        y(on_cpu(), DType::f32, {rows, outs});
+      const Int8 q(w, {});
+      for (const int lanes : {16, 8, 4}) {
+        const cpu::NoMoreLanes most(lanes);
+        gemm(on_cpu(), x, q.t, y, {.trans_b = true, .by_row = true});
+        for (const double value : to_doubles(on_cpu(), y))
+          ASSERT_NEAR(value * sign / static_cast<double>(2 * depth), 1, 1e-6) << rows << ", depth " << depth << ", lanes " << lanes;
       }
+    }
 }
 
 // The outlier of a row leaves the others the precision that they had.

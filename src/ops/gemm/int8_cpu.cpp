@@ -143,14 +143,14 @@ struct VectorOf {
 template <class T, int N>
 using Vector = typename VectorOf<T, N>::type;
 
-// kColumns: of a vector. kMost: columns whose sums the lanes hold. Sum: what holds those of all lanes.
+// kColumns: of a vector. kMostColumns: whose sums the lanes hold. Sum: what holds those of all lanes.
 template <int N>
 struct Bytes {
   using Digit = std::uint8_t;
   using Weights = Vector<std::int8_t, N>;
   using Sum = std::int32_t;
   static constexpr int kBytes = N, kColumns = N;
-  static constexpr std::int64_t kMost = kInt8Columns;
+  static constexpr std::int64_t kMostColumns = kInt8Columns;
   ALWAYS_INLINE static void load(const std::int8_t* w, Weights& to) { memcpy(&to, w, N); }
 };
 
@@ -182,8 +182,8 @@ struct Halves {
   using Weights = Vector<std::int16_t, N>;
   using Sum = std::int64_t;
   static constexpr int kBytes = N, kColumns = N / 2, kOuts = N / 16, kAhead = 1024;
-  static constexpr std::int64_t kMost = 256 * kColumns;
-  static_assert(kMost / kColumns * 2 * 32767 * 127 < std::int64_t{1} << 31);
+  static constexpr std::int64_t kMostColumns = 256 * kColumns;
+  static_assert(kMostColumns / kColumns * 2 * 32767 * 127 < std::int64_t{1} << 31);
   static constexpr bool kFar = true;
   ALWAYS_INLINE static void load(const std::int8_t* w, Weights& to) {
     typedef std::int8_t Memory __attribute__((vector_size(N / 2), aligned(1), may_alias));
@@ -263,9 +263,13 @@ ALWAYS_INLINE void add_products(const std::uint8_t* x, std::int64_t ldx, std::in
 template <class Cpu, int D, int R, int C>
 ALWAYS_INLINE void add_columns(const Int8Task& t, const std::uint8_t* x, const std::int8_t* w, std::int64_t ldw, std::int64_t begin,
                                std::int64_t end, std::int64_t (&whole)[R][C]) {
-  // Two sums for each, where too few would wait for each other; a line of the cache at a time where each row is read on and on.
-  constexpr int N = Cpu::kColumns, kGroups = R * C <= 2 ? 2 : 1, kVectors = Cpu::kFar ? 64 / N : kGroups,
-                kDigit = sizeof(typename Cpu::Digit);
+  // A line of the cache at a time where each row is read on and on. Two sums for each, where too few would wait for each other.
+  constexpr bool kTwo = R * C <= 2;
+  constexpr int N = Cpu::kColumns,
+                kVectors = Cpu::kFar ? 64 / N
+                           : kTwo    ? 2
+                                     : 1,
+                kGroups = kTwo && kVectors > 1 ? 2 : 1, kDigit = sizeof(typename Cpu::Digit);
   const std::int64_t width = digits_width(t.depth) * kDigit, ldx = digits_distance(t.depth);
   Vector<std::int32_t, Cpu::kBytes> acc[kGroups][R][C][D] = {};
   std::int64_t p = begin;
@@ -279,7 +283,8 @@ ALWAYS_INLINE void add_columns(const Int8Task& t, const std::uint8_t* x, const s
     for (int v = 0; v < kVectors; ++v)
       add_products<Cpu, D, R, C>(x + (p + v * N) * kDigit, ldx, width, w + p + v * N, ldw, acc[v % kGroups]);
   }
-  for (; p < end; p += N) add_products<Cpu, D, R, C>(x + p * kDigit, ldx, width, w + p, ldw, acc[0]);
+  if constexpr (kInt8Vector % (kVectors * N) != 0)
+    for (; p < end; p += N) add_products<Cpu, D, R, C>(x + p * kDigit, ldx, width, w + p, ldw, acc[0]);
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
@@ -295,11 +300,11 @@ ALWAYS_INLINE void tile(const Int8Task& t, std::int64_t row, std::int64_t out, s
   const std::uint8_t* const x = t.x + row * ldx;
   const std::int8_t* const w = t.w + out * int8_distance(t.depth);
   std::int64_t whole[R][C] = {};
-  if constexpr (Cpu::kMost == kInt8Columns)
+  if constexpr (Cpu::kMostColumns == kInt8Columns)
     add_columns<Cpu, D, R, C>(t, x, w, ldw, 0, width, whole);
   else
-    for (std::int64_t begin = 0; begin < width; begin += Cpu::kMost)
-      add_columns<Cpu, D, R, C>(t, x, w, ldw, begin, std::min(begin + Cpu::kMost, width), whole);
+    for (std::int64_t begin = 0; begin < width; begin += Cpu::kMostColumns)
+      add_columns<Cpu, D, R, C>(t, x, w, ldw, begin, std::min(begin + Cpu::kMostColumns, width), whole);
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
@@ -313,15 +318,15 @@ ALWAYS_INLINE void tile(const Int8Task& t, std::int64_t row, std::int64_t out, s
 // C rows of w stay in the cache for all rows of x.
 template <class Cpu, int D, int C>
 ALWAYS_INLINE void rows_times(const Int8Task& t, std::int64_t out, std::int64_t apart) {
-  constexpr int kMost = D == 1 ? 4 : Cpu::kBytes == 64 && D == 2 ? 3 : 2;  // as many sums as there are registers for
+  constexpr int kRows = D == 1 ? 4 : Cpu::kBytes == 64 && D == 2 ? 3 : 2;  // as many sums as there are registers for
   std::int64_t row = 0;
-  for (; row + kMost <= t.rows; row += kMost) tile<Cpu, D, kMost, C>(t, row, out, apart);
-  if (kMost > 3 && t.rows - row == 3)
-    tile<Cpu, D, 3, C>(t, row, out, apart);
-  else if (t.rows - row == 2)
-    tile<Cpu, D, 2, C>(t, row, out, apart);
-  else if (t.rows - row == 1)
-    tile<Cpu, D, 1, C>(t, row, out, apart);
+  for (; row + kRows <= t.rows; row += kRows) tile<Cpu, D, kRows, C>(t, row, out, apart);
+  const std::int64_t left = t.rows - row;
+  if constexpr (kRows > 3)
+    if (left == 3) tile<Cpu, D, 3, C>(t, row, out, apart);
+  if constexpr (kRows > 2)
+    if (left == 2) tile<Cpu, D, 2, C>(t, row, out, apart);
+  if (left == 1) tile<Cpu, D, 1, C>(t, row, out, apart);
 }
 
 template <class Cpu, int D, int C>
