@@ -63,13 +63,30 @@ TEST(FewRows, EqualThePlainOperations) {
         const ModelConfig config = wide_config(std::string(method.name), head_dim);
         const auto m = make_model(ctx, config, DType::bf16), exact = make_model(ctx, config);
         ASSERT_TRUE(FewRowsPass::takes(*m));
-        for (const std::size_t n : {1, 2, 3, 5, 8}) {
+        for (const std::size_t n : {1, 2, 3, 4, 5, 6, 7, 8}) {
           SCOPED_TRACE(fmt::format("{}, heads of {}, {} rows", method.name, head_dim, n));
           const auto few = steps(ctx, *m, n, false), plain = steps(ctx, *m, n, true), right = steps(ctx, *exact, n, true);
           EXPECT_LT(distance(few, right), 1.5 * distance(plain, right));
         }
       }
   }
+}
+
+// What corrects an approximation is read where its norm is applied, behind attention's product.
+TEST(FewRows, Corrections) {
+  BHYT_SKIP_WITHOUT_GPU();
+  Context& ctx = test::context_on(Device::cuda(0));
+  for (const char* method : {"bhyt", "rmsnorm_approx"})
+    for (const Correction correction : {Correction::beta, Correction::eta, Correction::residual_aware}) {
+      ModelConfig config = wide_config(method, 64);
+      config.norm.correction = correction, config.norm.calibration = {1.5, 1, 0.75};
+      const auto m = make_model(ctx, config, DType::bf16), exact = make_model(ctx, config);
+      for (const std::size_t n : {1, 3, 8}) {
+        SCOPED_TRACE(fmt::format("{}, correction {}, {} rows", method, static_cast<int>(correction), n));
+        const auto few = steps(ctx, *m, n, false), plain = steps(ctx, *m, n, true), right = steps(ctx, *exact, n, true);
+        EXPECT_LT(distance(few, right), 1.5 * distance(plain, right));
+      }
+    }
 }
 
 // As wide as models are: batches of four steps, several tiles for a block and more than it sums at a time, rows that stay and rows that
@@ -147,7 +164,7 @@ TEST(FewRows, ARowIsItsOwn) {
       return logits;
     };
     const auto alone = together(1);
-    for (const std::size_t n : {2, 3, 8}) EXPECT_EQ(together(n), alone) << n << " rows";
+    for (const std::size_t n : {2, 3, 4, 5, 6, 7, 8}) EXPECT_EQ(together(n), alone) << n << " rows";
   }
 }
 

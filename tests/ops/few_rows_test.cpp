@@ -60,8 +60,8 @@ struct MadeSite {
     site.out_factor = s.out_factor;
   }
 
-  // Of one row.
-  Doubles of(const double* x, std::int64_t d) const {
+  // Of one row; given: its s², where that is not made of the row.
+  Doubles of(const double* x, std::int64_t d, double given = NAN) const {
     const auto n = static_cast<double>(d);
     double mean = 0, square = 0, dot = 0;
     for (std::int64_t j = 0; j < d; ++j) mean += x[j] / n;
@@ -71,6 +71,7 @@ struct MadeSite {
     const double eps = static_cast<double>(site.eps), factor = static_cast<double>(site.factor);
     double a = factor * scale;
     if (site.stat == Stat::rms || site.stat == Stat::mean_var) a /= std::sqrt(square + eps);
+    if (site.stat == Stat::given) a /= std::sqrt(given + eps);
     if (site.stat == Stat::mean_std) a /= std::sqrt(square + eps) + factor * std::fabs(mean);
     Doubles z;
     for (std::int64_t j = 0; j < d; ++j) {
@@ -211,10 +212,12 @@ TEST(FewRowsNorms, BetweenProducts) {
     for (const auto& [d, outs] : {std::pair<std::int64_t, std::int64_t>{512, 1001}, {2048, 1000}, {2048, 5003}, {3072, 64}, {4096, 144}}) {
       if (type != DType::bf16 && d > 2048) continue;
       const FewWeights first(ctx, type, d, 512, 0.05), second(ctx, type, outs, d, 0.05);
+      std::vector<std::int64_t> counts{1, 2, 3, 8};
+      if (d == 512) counts = {1, 2, 3, 4, 5, 6, 7, 8};
+      if (outs > 2000) counts = {1, 3};
       for (const SiteValues& values : kBetween)
         for (const bool with_moments : {true, false})
-          for (const std::int64_t rows : outs > 2000 ? std::vector<std::int64_t>{1, 3} : std::vector<std::int64_t>{1, 2, 3, 8})
-            check_norm_between_products(ctx, values, first, second, rows, with_moments, 0);
+          for (const std::int64_t rows : counts) check_norm_between_products(ctx, values, first, second, rows, with_moments, 0);
     }
 }
 
@@ -250,7 +253,7 @@ TEST(FewRowsNorms, ARowIsItsOwn) {
       return all;
     };
     const Doubles alone = first_row(1);
-    for (const std::int64_t rows : {2, 3, 8}) EXPECT_EQ(first_row(rows), alone) << values.name << ", " << rows << " rows";
+    for (const std::int64_t rows : {2, 3, 4, 5, 6, 7, 8}) EXPECT_EQ(first_row(rows), alone) << values.name << ", " << rows << " rows";
   }
 }
 
@@ -314,7 +317,7 @@ TEST(FewRowsNorms, WithoutAStatistic) {
   Context& ctx = test::context_on(Device::cuda(0));
   for (const Map map : {Map::tanh, Map::erf})
     for (const DType type : {DType::bf16, DType::i8, DType::f8})
-      for (const std::int64_t rows : {1, 2, 5, 8}) {
+      for (const std::int64_t rows : {1, 2, 4, 5, 6, 7, 8}) {
         SCOPED_TRACE(fmt::format("{}, {} rows", name_of(type), rows));
         constexpr std::int64_t kWidth = 512, kBefore = 1024;
         const MadeSite made(ctx, {.name = "", .stat = Stat::none, .map = map, .gamma = true, .beta = true, .shift = true}, kWidth);
@@ -328,6 +331,38 @@ TEST(FewRowsNorms, WithoutAStatistic) {
           for (std::size_t j = 0; j < expected.size(); ++j)
             ASSERT_NEAR(got[static_cast<std::size_t>(r * kWidth) + j], expected[j], 0x1p-8 * std::fabs(expected[j]) + 1e-3)
                 << r << ", " << j;
+        }
+      }
+}
+
+// A norm whose statistic is given leaves the product before it, too: s² = calibration · ((1 + η)·ms + β·C).
+TEST(FewRowsNorms, AGivenStatistic) {
+  BHYT_SKIP_WITHOUT_GPU();
+  Context& ctx = test::context_on(Device::cuda(0));
+  constexpr std::int64_t kWidth = 512, kBefore = 1024;
+  const FewWeights w(ctx, DType::bf16, kWidth, kBefore, 0.05);
+  const auto scalar = [&](double v) { return make_tensor(ctx, DType::f32, {1}, {v}); };
+  const OwnedTensor constant = scalar(0.75), eta = scalar(0.5), beta = scalar(-0.25);
+  for (const Map map : {Map::tanh, Map::id})
+    for (const bool corrected : {false, true})
+      for (const std::int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8}) {
+        SCOPED_TRACE(fmt::format("{}{}, {} rows", map == Map::tanh ? "tanh" : "identity", corrected ? ", corrected" : "", rows));
+        const MadeSite made(ctx, {.name = "", .stat = Stat::given, .map = map, .gamma = true, .shift = map == Map::tanh}, kWidth);
+        Doubles squares;
+        for (std::int64_t r = 0; r < rows; ++r) squares.push_back(0.5 + static_cast<double>(r));
+        const OwnedTensor ms = make_tensor(ctx, DType::f32, {rows}, squares),
+                          h = make_tensor(ctx, DType::bf16, {rows, kBefore}, drawn(DType::bf16, rows, kBefore, 3)),
+                          residual = make_tensor(ctx, DType::bf16, {rows, kWidth}, drawn(DType::bf16, rows, kWidth, 4)),
+                          y = make_tensor(ctx, DType::bf16, {rows, kWidth}), z = make_tensor(ctx, DType::bf16, {rows, kWidth});
+        Given given{.ms = ms, .constant = constant};
+        if (corrected) given.ms_correction = eta, given.constant_correction = beta, given.calibration = 1.25f;
+        few_rows_linear(ctx, {.x = h}, w.read, {.residual = residual, .y = y, .site = &made.site, .given = &given, .z = z});
+        const Doubles ys = to_doubles(ctx, y), got = to_doubles(ctx, z);
+        for (std::size_t r = 0; r < squares.size(); ++r) {
+          const double square = corrected ? 1.25 * (1.5 * squares[r] - 0.25 * 0.75) : squares[r] + 0.75;
+          const Doubles expected = made.of(ys.data() + r * kWidth, kWidth, square);
+          for (std::size_t j = 0; j < expected.size(); ++j)
+            ASSERT_NEAR(got[r * kWidth + j], expected[j], 0x1p-8 * std::fabs(expected[j]) + 1e-3) << r << ", " << j;
         }
       }
 }
