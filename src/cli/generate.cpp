@@ -238,6 +238,7 @@ void check_options(const Options& o) {
   constexpr std::int64_t kMost = 100000;
   check_usage(o.num >= 1 && o.num <= kMost, "--num must be from 1 to {}, got {}", kMost, o.num);
   check_usage(!o.ids || o.stops.empty(), "--stop is a text, and --ids has none: use --stop-id");
+  check_usage(!o.ids || o.tokenizer.empty(), "--tokenizer has no use with --ids, which takes and gives token ids");
   check_usage(!o.logprobs || o.json, "--logprobs goes with --json");
   for (const std::string& text : o.stops) check_usage(!text.empty(), "--stop must not be empty");
   check_sampling(o.sampling);

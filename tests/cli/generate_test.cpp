@@ -361,6 +361,7 @@ TEST_F(GenerateText, StopsBeforeTheTextsThatEndIt) {
   EXPECT_EQ(j["ids"].size(), 9u);  // with the tokens of the text that ended it
   expect_usage_error({"--prompt", "a", "--stop", ""}, "--stop must not be empty");
   expect_usage_error({"--ids", "--prompt", "1", "--stop", "a"}, "--ids has none: use --stop-id");
+  expect_usage_error({"--ids", "--prompt", "1", "--tokenizer", "bytes"}, "--tokenizer has no use with --ids");
 }
 
 TEST_F(GenerateText, StopsAtTheIdsThatAreNamed) {
