@@ -37,6 +37,12 @@ struct Spread {
 Spread spread_of(const std::vector<double>& values);
 double median_of(std::vector<double> values);
 
+// A part of a measurement. bandwidth: the fraction of the machine's that reading its bytes makes, where that bounds it.
+struct Share {
+  std::string name;
+  double ms = 0, bandwidth = 0;
+};
+
 // One measurement. Of the three rates the one that applies is set.
 struct Result {
   std::string test;                                        // "train small 8×256 bhyt"
@@ -44,7 +50,8 @@ struct Result {
   double ms = 0;                                           // median of one run
   double limit = 0;                                        // in the same unit as the rate
   std::string limit_name;                                  // what the limit is: "copy", "its matrix products", …
-  std::vector<std::pair<std::string, double>> parts = {};  // further figures: a breakdown in ms, bytes, …
+  std::vector<std::pair<std::string, double>> parts = {};  // further figures: bytes, …
+  std::vector<Share> shares = {};                          // what ms is made of
   Spread rates = {};                                       // over the repetitions, where more than the median is wanted
   std::string method = {};                                 // norm-calls: the method
   double rate() const { return tok_s + gb_s + tflops; }

@@ -1,22 +1,31 @@
 // Generation: prompts, and single tokens of several sequences at a time.
 #include "bench/products.h"
 #include "bench/sequences.h"
-#include "core/profile.h"
+#include "core/parts.h"
 
 namespace bhyt::bench {
 
 namespace {
 
-std::vector<std::pair<std::string, double>> breakdown(Context& ctx, const std::function<void()>& job) {
-  ctx.profile().start();
-  job();
-  const profile::Seconds spent = ctx.profile().stop();
-  std::vector<std::pair<std::string, double>> parts;
-  for (std::size_t i = 1; i <= profile::kKinds; ++i) {
-    const auto kind = static_cast<profile::Kind>(i % profile::kKinds);  // "other" last
-    parts.emplace_back(fmt::format("{} ms", profile::name_of(kind)), spent[static_cast<std::size_t>(kind)] * 1e3);
+// Where the time of a job goes, the quickest of some. cache: bytes that
+// attention reads; speed: bytes a second to compare with, 0 where bytes bound
+// nothing.
+std::vector<Share> breakdown(Context& ctx, const std::function<void()>& job, int times, double cache = 0, double speed = 0) {
+  std::vector<Share> quickest;
+  double least = 0;
+  for (int i = 0; i < times; ++i) {
+    double sum = 0;
+    std::vector<Share> shares;
+    for (const profile::Part& p : profile::parts_of(ctx, job)) {
+      const double bytes = p.name == "attention" ? cache : p.bytes;
+      shares.push_back({.name = p.name, .ms = p.seconds * 1e3, .bandwidth = speed > 0 ? bytes / p.seconds / speed : 0});
+      sum += p.seconds;
+    }
+    if (i > 0 && sum >= least) continue;
+    least = sum;
+    quickest = std::move(shares);
   }
-  return parts;
+  return quickest;
 }
 
 // Tokens per second of each repetition.
@@ -25,7 +34,8 @@ Spread rates_of(std::vector<double> seconds, double tokens) {
   return spread_of(seconds);
 }
 
-// What a step has to read of the weights: those of its products once, as products of so many rows read them.
+// What a step has to read of the weights: those of its products once, as
+// products of so many rows read them.
 double product_bytes(const Model& model, std::int64_t rows) {
   const bool few = rows <= kFewRows && FewRowsPass::takes(model);
   const Weights& w = few ? model.few_rows_weights() : model.weights();
@@ -44,7 +54,8 @@ std::vector<Result> bench_prompt(const Settings& s) {
   Sequences sequences(s, *model, rows);
   const Products alone(s, rows, std::max<std::int64_t>(1, rows / s.seq), false);
   std::vector<std::function<void()>> jobs{[&] { sequences.prompt(); }, [&] { alone.run(); }};
-  // A prompt on the CPU has its products by row, which may be quicker than the library's.
+  // A prompt on the CPU has its products by row, which may be quicker than the
+  // library's.
   if (!s.ctx.device().is_cuda()) jobs.push_back([&] { alone.run(true); });
   const auto taken = take_all_turns(s.ctx, jobs, s.reps);
   const std::vector<double> t{median_of(taken[0]), std::min(median_of(taken[1]), median_of(taken.back()))};
@@ -54,8 +65,10 @@ std::vector<Result> bench_prompt(const Settings& s) {
            .ms = t[0] * 1e3,
            .limit = static_cast<double>(rows) / t[1],
            .limit_name = "its matrix products",
-           .parts = breakdown(s.ctx, [&] { sequences.prompt(); })};
-  // A third of a training step, less the head, of which only last positions are counted.
+           .shares = breakdown(
+               s.ctx, [&] { sequences.prompt(); }, s.reps)};
+  // A third of a training step, less the head, of which only last positions are
+  // counted.
   const double head = 2.0 * static_cast<double>(s.model.vocab * s.model.d);
   const double flops = (flops_per_token(s.model, s.seq) / 3 - head) * n + head * static_cast<double>(s.batch);
   r.parts.emplace_back("tflops", flops / t[0] * 1e-12);
@@ -78,14 +91,16 @@ std::vector<Result> bench_decode(const Settings& s) {
   const auto taken = take_all_turns(s.ctx, jobs, s.reps);
   const double seconds = median_of(taken[0]), n = static_cast<double>(s.batch), bytes = static_cast<double>(from.t.bytes());
   const double copying = 2 * bytes / median_of(taken[1]);
-  // Two cores of some machines copy more bytes than they can read alone; a step reads.
+  // Two cores of some machines copy more bytes than they can read alone; a step
+  // reads.
   const double reading = on_cpu ? bytes / std::min(median_of(taken[2]), median_of(taken[3])) : copying;
   Result r{.test = fmt::format("decode {} {} after {} {}{}", model_name(s), s.batch, s.seq, s.model.norm.method, s.rounded()),
            .tok_s = n / seconds,
            .ms = seconds * 1e3,
            .limit = n * reading / (weights + cache),
            .limit_name = on_cpu ? "reading weights and cache" : "reading weights and cache at copy speed",
-           .parts = breakdown(s.ctx, [&] { sequences.token(); })};
+           .shares = breakdown(
+               s.ctx, [&] { sequences.token(); }, s.reps, cache, reading)};
   r.parts.emplace_back("weight_bytes", weights);
   r.parts.emplace_back("cache_bytes", cache);
   r.parts.emplace_back("copy_gb_s", copying * 1e-9);

@@ -95,7 +95,7 @@ std::vector<Result> bench_train(const Settings& s) {
            .limit_name = "its matrix products"};
   for (std::size_t i = 1; i <= profile::kKinds; ++i) {
     const auto kind = static_cast<profile::Kind>(i % profile::kKinds);  // "other" last
-    r.parts.emplace_back(fmt::format("{} ms", profile::name_of(kind)), spent[static_cast<std::size_t>(kind)] * 1e3 / profiled);
+    r.shares.push_back({.name = profile::name_of(kind), .ms = spent[static_cast<std::size_t>(kind)] * 1e3 / profiled});
   }
   r.parts.emplace_back("parameters", static_cast<double>(step.model->parameters().count()));
   r.parts.emplace_back("tflops", flops_per_token(s.model, s.seq) * tokens / t[0] * 1e-12);

@@ -108,11 +108,11 @@ void print_row(const Result& r, DType dtype) {
   fmt::print("{:<56} {:<5} {:>11.3f} ms {:>18}{}  {:5.1f}% of {} ({})\n", r.test, name_of(dtype), r.ms, rate_of(r, r.rate()), spread,
              100 * r.fraction(), rate_of(r, r.limit), r.limit_name);
   double sum = 0;
-  for (const auto& [name, value] : r.parts)
-    if (name.ends_with(" ms")) sum += value;
-  for (const auto& [name, value] : r.parts)
-    if (name.ends_with(" ms") && value > 0)
-      fmt::print("  {:<20} {:>11.3f} ms  {:5.1f}% of the whole\n", name.substr(0, name.size() - 3), value, 100 * value / sum);
+  for (const bench::Share& part : r.shares) sum += part.ms;
+  for (const bench::Share& part : r.shares)
+    if (part.ms > 0)
+      fmt::print("  {:<20} {:>11.3f} ms  {:5.1f}% of the whole{}\n", part.name, part.ms, 100 * part.ms / sum,
+                 part.bandwidth > 0 ? fmt::format("  {:5.1f}% of the bandwidth", 100 * part.bandwidth) : "");
 }
 
 Json to_json(const Result& r, const Settings& s) {
@@ -128,12 +128,12 @@ Json to_json(const Result& r, const Settings& s) {
   j["device"] = name_of(s.ctx.device());
   j["dtype"] = name_of(s.dtype);
   j["threads"] = s.ctx.threads().count();
-  for (const auto& [name, value] : r.parts) {
-    if (name.ends_with(" ms"))
-      j["breakdown_ms"][name.substr(0, name.size() - 3)] = value;
-    else
-      j[name] = value == std::floor(value) && value < 1e15 ? Json(static_cast<std::int64_t>(value)) : Json(value);
+  for (const bench::Share& part : r.shares) {
+    j["breakdown_ms"][part.name] = part.ms;
+    if (part.bandwidth > 0) j["breakdown_bandwidth"][part.name] = part.bandwidth;
   }
+  for (const auto& [name, value] : r.parts)
+    j[name] = value == std::floor(value) && value < 1e15 ? Json(static_cast<std::int64_t>(value)) : Json(value);
   return j;
 }
 

@@ -1,11 +1,14 @@
 #include "model/block.h"
 
 #include "core/memory.h"
+#include "core/parts.h"
 #include "ops/linear/linear.h"
 #include "ops/rope/rope.h"
 #include "ops/swiglu/swiglu.h"
 
 namespace bhyt {
+
+using profile::from_here;
 
 NormSite make_site(const SitePlan& plan, const SiteWeights& w) {
   return {.stat = plan.stat,
@@ -125,13 +128,16 @@ void Block::multiply_backward(Context& ctx, Product product, const Tensor& x, co
 void Block::before_attention(Context& ctx, Stream& stream, const Kept& keep, const BlockScratch& scratch, const Positions& at,
                              const ForwardOptions& how, const Observers& see) const {
   const bool summed = static_cast<bool>(stream.pending);
+  from_here(ctx, {"norm 1"});
   norm(ctx, site1_, {.x = stream.x, .add = stream.pending, .sum = keep.x, .z = keep.z1, .stats = keep.stats1});
   if (summed) see.show(ctx, Point::block_output, layer_ - 1, keep.x);
   stream = {keep.x, {}};
   see.show(ctx, Point::block_input, layer_, keep.x);
   show_site(ctx, see, false, keep);
   see.show(ctx, Point::z1, layer_, keep.z1);
+  from_here(ctx, {"qkv"}, w_.qkv);
   multiply(ctx, Product::qkv, keep.z1, keep.qkv, keep, scratch, how);
+  from_here(ctx, {at.paged ? "rope+cache" : "rope"});
   if (at.paged)
     rope_to_pages(ctx, keep.qkv, at.table, at.pages, *at.paged, shape(at));
   else
@@ -148,9 +154,14 @@ void Block::after_attention(Context& ctx, Stream& stream, const Kept& keep, cons
                             const Observers& see) const {
   see.show(ctx, Point::attention, layer_, keep.att);
   const Tensor projected = out1_ ? keep.out1 : scratch.branch;
+  from_here(ctx, {"o"}, w_.o);
   multiply(ctx, Product::o, keep.att, projected, keep, scratch, how);
   see.show(ctx, Point::attention_output, layer_, projected);
-  if (out1_) norm(ctx, *out1_, {.x = keep.out1, .z = scratch.branch, .stats = keep.stats_out1});
+  if (out1_) {
+    from_here(ctx, {"norm of o"});
+    norm(ctx, *out1_, {.x = keep.out1, .z = scratch.branch, .stats = keep.stats_out1});
+  }
+  from_here(ctx, {"norm 2"});
   if (!constant_) compute_constant(ctx, keep.constant);
   const Given g = given_of(keep, how.aux);
   norm(ctx, site2_,
@@ -163,15 +174,21 @@ void Block::after_attention(Context& ctx, Stream& stream, const Kept& keep, cons
   see.show(ctx, Point::after_attention, layer_, keep.x2);
   show_site(ctx, see, true, keep);
   see.show(ctx, Point::z2, layer_, keep.z2);
+  from_here(ctx, {"gate/up"}, w_.gate_up);
   multiply(ctx, Product::gate_up, keep.z2, keep.gate_up, keep, scratch, how);
   see.show(ctx, Point::gate, layer_, keep.gate_up.col_slice(0, config_.mlp));
   see.show(ctx, Point::up, layer_, keep.gate_up.col_slice(config_.mlp, config_.mlp));
+  from_here(ctx, {"swiglu"});
   swiglu(ctx, keep.gate_up, keep.h);
   see.show(ctx, Point::hidden, layer_, keep.h);
   const Tensor output = out2_ ? keep.out2 : scratch.branch;
+  from_here(ctx, {"down"}, w_.down);
   multiply(ctx, Product::down, keep.h, output, keep, scratch, how);
   see.show(ctx, Point::mlp_output, layer_, output);
-  if (out2_) norm(ctx, *out2_, {.x = keep.out2, .z = scratch.branch, .stats = keep.stats_out2});
+  if (out2_) {
+    from_here(ctx, {"norm of down"});
+    norm(ctx, *out2_, {.x = keep.out2, .z = scratch.branch, .stats = keep.stats_out2});
+  }
   stream = {keep.x2, scratch.branch};
 }
 

@@ -4,12 +4,15 @@
 #include <bit>
 
 #include "core/check.h"
+#include "core/parts.h"
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/gemm/gemm.h"
 #include "ops/rope/rope.h"
 #include "ops/rows/rows.h"
 
 namespace bhyt {
+
+using profile::from_here;
 
 namespace {
 
@@ -241,15 +244,18 @@ void DecodePass::finish_needed(const Inputs& in, const Stream& stream, const For
   Kept keep = first_rows(all, rows);
   const Tensor ms(needed_stats_.t.data, DType::f32, ctx_.device(), {rows, 1}), queries = needed_q_.t.row_slice(0, rows),
                                                                                x = rows_.t.row_slice(0, rows);
+  from_here(ctx_, {"rows for the head"});
   gather_rows(ctx_, all.qkv.col_slice(0, q), in.needed, queries);
   gather_rows(ctx_, stream.x, in.needed, x);
   gather_rows(ctx_, Tensor(all.stats1.data, DType::f32, ctx_.device(), {in.rows, 1}), in.needed, ms);
   keep.stats1 = Tensor(ms.data, DType::f32, ctx_.device(), {2, rows});
   BlockScratch scratch = act_.scratch;
   scratch.branch = scratch.branch.row_slice(0, rows);
+  from_here(ctx_, {"attention"});
   attention_paged(ctx_, queries, pages_.layer(model_.config().layers - 1), keep.att, in.needed_at, heads_of(model_.config()));
   Stream narrow{x, {}};
   model_.blocks().back().after_attention(ctx_, narrow, keep, scratch, how, observers);
+  from_here(ctx_, {"last norm"});
   norm(ctx_, model_.last(),
        {.x = narrow.x,
         .add = narrow.pending,
@@ -273,9 +279,11 @@ void DecodePass::blocks(const Inputs& in) {
     at.pages = pages;
     block.before_attention(ctx_, stream, keep, act_.scratch, at, how, observers);
     if (in.narrows && l + 1 == act_.kept.size()) return finish_needed(in, stream, how);
+    from_here(ctx_, {"attention"});
     attention_paged(ctx_, keep.qkv.col_slice(0, q), pages, keep.att, in.at, heads_of(c));
     block.after_attention(ctx_, stream, keep, act_.scratch, how, observers);
   }
+  from_here(ctx_, {"last norm"});
   norm(ctx_, model_.last(), {.x = stream.x, .add = stream.pending, .sum = act_.last, .z = act_.z, .stats = act_.last_stats});
   observers.show(ctx_, Point::block_output, c.layers, act_.last);
   observers.show(ctx_, Point::last, c.layers + 1, act_.z);
@@ -287,6 +295,7 @@ void DecodePass::heads(const Inputs& in, const Result& out) {
     return Tensor(static_cast<std::int32_t*>(t.data) + first, t.dtype, t.device, {1, count});
   };
   if (in.logits > 0) {
+    from_here(ctx_, {"head"}, model_.weights().head);
     const Tensor rows = rows_.t.row_slice(0, in.logits);
     embedding(ctx_, part(in.wanted, 0, in.logits), act_.z, rows);
     gemm(ctx_, rows, model_.weights().head, out.logits, {.trans_b = true, .by_row = true});
@@ -294,6 +303,7 @@ void DecodePass::heads(const Inputs& in, const Result& out) {
   }
   for (std::int64_t first = 0; first < in.scored; first += in.rows) {  // as many as the workspace has room for
     const std::int64_t count = std::min(in.rows, in.scored - first);
+    from_here(ctx_, {"head+cross entropy"}, model_.weights().head);
     const Tensor rows = rows_.t.row_slice(0, count);
     embedding(ctx_, part(in.wanted, in.logits + first, count), act_.z, rows);
     cross_entropy(ctx_, {.x = rows,
@@ -312,6 +322,7 @@ void DecodePass::heads(const Inputs& in, const Result& out) {
 }
 
 void DecodePass::compute(const Inputs& in, const Result& out) {
+  from_here(ctx_, {"embedding"});
   if (feed) take_fed(ctx_, in.tokens, feed);
   if (few_rows_ && in.rows <= kFewRows && in.single && in.logits == in.rows && in.scored == 0 && !observers.any())
     return few_rows_->run(in.tokens, in.at, out.logits);
@@ -320,6 +331,7 @@ void DecodePass::compute(const Inputs& in, const Result& out) {
 }
 
 DecodePass::Result DecodePass::run(std::span<const Piece> pieces) {
+  from_here(ctx_, {"input"});
   const Inputs in = put(pieces);
   const Result out{.logits = logits_.t.row_slice(0, in.logits),
                    .losses = Tensor(losses_.t.data, DType::f32, ctx_.device(), {in.scored}),

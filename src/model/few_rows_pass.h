@@ -32,7 +32,7 @@ class FewRowsPass {
     const WeightSums& sums;
     const Given* given = nullptr;
   };
-  void project(const Tensor& in, const Tensor& w, const std::optional<NormSite>& out, Now& now, const Next& next);
+  void project(const char* name, const Tensor& in, const Tensor& w, const std::optional<NormSite>& out, Now& now, const Next& next);
 
   Context& ctx_;
   const Model& model_;

@@ -356,6 +356,22 @@ TEST(Bench, FlagsThatNoTestReadsAreRefused) {
   }
 }
 
+// By name, each once; reading is a limit of single tokens, and of what has something to read.
+void expect_parts_of_generation(const Json& r) {
+  const std::vector<std::string> reading{"qkv", "attention", "o", "gate/up", "down", "head"},
+      others{"embedding", "norm 1", "rope+cache", "norm 2", "swiglu", "last norm"};
+  const bool tokens = r.at("test").get<std::string>().starts_with("decode");
+  const Json& ms = r.at("breakdown_ms");
+  for (const std::string& name : reading) {
+    EXPECT_GT(ms.at(name).get<double>(), 0) << name;
+    EXPECT_EQ(r.contains("breakdown_bandwidth") && r["breakdown_bandwidth"].contains(name), tokens) << name;
+  }
+  for (const std::string& name : others) {
+    EXPECT_GT(ms.at(name).get<double>(), 0) << name;
+    EXPECT_FALSE(r.contains("breakdown_bandwidth") && r["breakdown_bandwidth"].contains(name)) << name;
+  }
+}
+
 TEST(Bench, EveryTestGivesItsFigures) {
   const Outcome run = bhyt({"bench", "train", "gemm", "attention", "prompt", "decode", "--json", "--reps", "1", "model.preset=tiny",
                             "train.batch=2", "data.seq_len=32"});
@@ -369,6 +385,7 @@ TEST(Bench, EveryTestGivesItsFigures) {
     EXPECT_GT(r.at("fraction").get<double>(), 0) << test;
     EXPECT_EQ(r.at("device"), "cpu");
     EXPECT_TRUE(r.at("dtype") == "fp32" || r.at("dtype") == "bf16");
+    if (test.starts_with("prompt") || test.starts_with("decode")) expect_parts_of_generation(r);
     if (!test.starts_with("train")) continue;
     ++trained;
     EXPECT_GT(r.at("breakdown_ms").at("matrix products").get<double>(), 0);

@@ -5,9 +5,11 @@
 #include <chrono>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "core/error.h"
 #include "core/memory.h"
+#include "core/parts.h"
 #include "tests/devices.h"
 #include "tests/message_of.h"
 
@@ -164,6 +166,27 @@ TEST(Profile, TimesAreExclusiveAndSumToTheWhole) {
   EXPECT_GT(s[static_cast<std::size_t>(profile::Kind::matrix)], 0);
   EXPECT_EQ(s[static_cast<std::size_t>(profile::Kind::norm)], 0);
   EXPECT_FALSE(other.profile().recording());
+}
+
+TEST(Profile, PartsByTheNamesThatAPassGives) {
+  Context ctx;
+  std::vector<float> w(15);
+  const Tensor weights(w.data(), DType::f32, ctx.device(), {3, 5});
+  profile::from_here(ctx, {"nobody asks"});
+  const auto parts = profile::parts_of(ctx, [&] {
+    for (int layer = 0; layer < 2; ++layer) {
+      profile::from_here(ctx, {"norm"});
+      profile::from_here(ctx, {layer ? "norm+" : "", "qkv"}, weights);
+    }
+    profile::from_here(ctx, {"qkv"}, weights);
+  });
+  std::vector<std::string> names;
+  for (const profile::Part& p : parts) names.push_back(p.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"norm", "qkv", "norm+qkv", "other"}));
+  EXPECT_EQ(parts[1].bytes, 2 * 60);
+  EXPECT_EQ(parts[2].bytes, 60);
+  EXPECT_FALSE(ctx.profile().recording());
+  EXPECT_EQ(profile::parts_of(ctx, [] {}).size(), 1u);
 }
 
 }  // namespace
