@@ -1,4 +1,6 @@
 // Generation: prompts, and single tokens of several sequences at a time.
+#include <map>
+
 #include "bench/products.h"
 #include "bench/sequences.h"
 #include "core/parts.h"
@@ -7,9 +9,8 @@ namespace bhyt::bench {
 
 namespace {
 
-// Where the time of a job goes, the quickest of some. cache: bytes that
-// attention reads; speed: bytes a second to compare with, 0 where bytes bound
-// nothing.
+// Where the time of a job goes, the quickest of some. cache: bytes that attention reads; speed: bytes a second to compare with, 0 where
+// bytes bound nothing.
 std::vector<Share> breakdown(Context& ctx, const std::function<void()>& job, int times, double cache = 0, double speed = 0) {
   std::vector<Share> quickest;
   double least = 0;
@@ -34,8 +35,7 @@ Spread rates_of(std::vector<double> seconds, double tokens) {
   return spread_of(seconds);
 }
 
-// What a step has to read of the weights: those of its products once, as
-// products of so many rows read them.
+// What a step has to read of the weights: those of its products once, as products of so many rows read them.
 double product_bytes(const Model& model, std::int64_t rows) {
   const bool few = rows <= kFewRows && FewRowsPass::takes(model);
   const Weights& w = few ? model.few_rows_weights() : model.weights();
@@ -43,6 +43,29 @@ double product_bytes(const Model& model, std::int64_t rows) {
   double sum = bytes(w.head);
   for (const LayerWeights& l : w.layers) sum += bytes(l.qkv) + bytes(l.o) + bytes(l.gate_up) + bytes(l.down);
   return sum;
+}
+
+// Weights in memory, each once: few rows may read others than many do.
+double held_bytes(const Model& model) {
+  std::map<const void*, std::size_t> held;
+  const auto hold = [&](const Tensor& t) { held[t.data] = static_cast<std::size_t>(t.rows() * t.ld) * size_of(t.dtype); };
+  for (const Weights* w : {&model.weights(), &model.few_rows_weights()}) {
+    hold(w->embedding);
+    hold(w->head);
+    for (const LayerWeights& l : w->layers)
+      for (const Tensor& t : {l.qkv, l.o, l.gate_up, l.down}) hold(t);
+  }
+  for (const Parameter& p : model.parameters().list())
+    if (p.shape.size() < 2) hold(p.value);
+  double sum = 0;
+  for (const auto& [place, bytes] : held) sum += static_cast<double>(bytes);
+  return sum;
+}
+
+// What a table says of the model.
+void add_size(Result& r, const Model& model) {
+  r.parts.emplace_back("parameters", static_cast<double>(model.parameters().count()));
+  r.parts.emplace_back("held_bytes", held_bytes(model));
 }
 
 }  // namespace
@@ -54,8 +77,7 @@ std::vector<Result> bench_prompt(const Settings& s) {
   Sequences sequences(s, *model, rows);
   const Products alone(s, rows, std::max<std::int64_t>(1, rows / s.seq), false);
   std::vector<std::function<void()>> jobs{[&] { sequences.prompt(); }, [&] { alone.run(); }};
-  // A prompt on the CPU has its products by row, which may be quicker than the
-  // library's.
+  // A prompt on the CPU has its products by row, which may be quicker than the library's.
   if (!s.ctx.device().is_cuda()) jobs.push_back([&] { alone.run(true); });
   const auto taken = take_all_turns(s.ctx, jobs, s.reps);
   const std::vector<double> t{median_of(taken[0]), std::min(median_of(taken[1]), median_of(taken.back()))};
@@ -67,10 +89,10 @@ std::vector<Result> bench_prompt(const Settings& s) {
            .limit_name = "its matrix products",
            .shares = breakdown(
                s.ctx, [&] { sequences.prompt(); }, s.reps)};
-  // A third of a training step, less the head, of which only last positions are
-  // counted.
+  // A third of a training step, less the head, of which only last positions are counted.
   const double head = 2.0 * static_cast<double>(s.model.vocab * s.model.d);
   const double flops = (flops_per_token(s.model, s.seq) / 3 - head) * n + head * static_cast<double>(s.batch);
+  add_size(r, *model);
   r.parts.emplace_back("tflops", flops / t[0] * 1e-12);
   r.rates = rates_of(taken[0], n);
   return {r};
@@ -91,8 +113,7 @@ std::vector<Result> bench_decode(const Settings& s) {
   const auto taken = take_all_turns(s.ctx, jobs, s.reps);
   const double seconds = median_of(taken[0]), n = static_cast<double>(s.batch), bytes = static_cast<double>(from.t.bytes());
   const double copying = 2 * bytes / median_of(taken[1]);
-  // Two cores of some machines copy more bytes than they can read alone; a step
-  // reads.
+  // Two cores of some machines copy more bytes than they can read alone; a step reads.
   const double reading = on_cpu ? bytes / std::min(median_of(taken[2]), median_of(taken[3])) : copying;
   Result r{.test = fmt::format("decode {} {} after {} {}{}", model_name(s), s.batch, s.seq, s.model.norm.method, s.rounded()),
            .tok_s = n / seconds,
@@ -101,6 +122,7 @@ std::vector<Result> bench_decode(const Settings& s) {
            .limit_name = on_cpu ? "reading weights and cache" : "reading weights and cache at copy speed",
            .shares = breakdown(
                s.ctx, [&] { sequences.token(); }, s.reps, cache, reading)};
+  add_size(r, *model);
   r.parts.emplace_back("weight_bytes", weights);
   r.parts.emplace_back("cache_bytes", cache);
   r.parts.emplace_back("copy_gb_s", copying * 1e-9);

@@ -137,44 +137,70 @@ Json to_json(const Result& r, const Settings& s) {
   return j;
 }
 
-// A row of the table that llama-bench prints, for what reads prompts or writes tokens.
-struct LlamaRow {
-  std::string model, size, params, backend, threads, batch, type, norm, test, rate;
+double part(const Result& r, std::string_view name) {
+  return std::ranges::find_if(r.parts, [&](const auto& p) { return p.first == name; })->second;
+}
+
+// The table that llama-bench prints, for what reads prompts or writes tokens: by name, as text. Parameters that are what they are anyway
+// have no column.
+struct Column {
+  const char* name;
+  int width;
+  bool left;
+  std::string otherwise;  // shown only where a row differs from this
 };
+const std::vector<Column>& llama_columns() {
+  static const std::vector<Column> columns{
+      {"model", 30, true, ""},    {"size", 10, false, ""},  {"params", 10, false, ""}, {"backend", 10, true, ""},
+      {"threads", 7, false, "-"}, {"batch", 7, false, "8"}, {"type", 10, true, ""},    {"norm", 14, true, ModelConfig{}.norm.method},
+      {"test", 15, false, ""},    {"t/s", 20, false, ""}};
+  return columns;
+}
+
+using LlamaRow = std::vector<std::string>;
 
 LlamaRow llama_row(const Test& test, const Result& r, const Settings& s) {
-  const bool reads = test.name == std::string_view("prompt");
-  const auto planned = Parameters::planned(s.model, s.dtype);
-  const double bytes = static_cast<double>(planned.value_bytes) / (s.repack.weights ? static_cast<double>(size_of(s.dtype)) : 1.0);
-  return {.model = s.model.preset.empty() ? fmt::format("d{}×{}", s.model.d, s.model.layers) : s.model.preset,
-          .size = fmt::format("{:.2f} GiB", bytes / (1 << 30)),
-          .params = fmt::format("{:.2f} B", static_cast<double>(planned.value_bytes) / static_cast<double>(size_of(s.dtype)) * 1e-9),
-          .backend = s.ctx.device().is_cuda() ? "CUDA" : "CPU",
-          .threads = fmt::format("{}", s.ctx.threads().count()),
-          .batch = fmt::format("{}", s.batch),
-          .type = name_of(s.repack.weights.value_or(s.dtype)),
-          .norm = s.model.norm.method,
-          .test = reads ? fmt::format("pp{}", s.seq) : fmt::format("tg1 @ d{}", s.seq),
-          .rate = fmt::format("{:.2f} ± {:.2f}", r.rates.mean, r.rates.deviation)};
+  constexpr double kGiB = 1 << 30;
+  const bool reads = test.name == std::string_view("prompt"), on_gpu = s.ctx.device().is_cuda();
+  const double bytes = part(r, "held_bytes"), count = part(r, "parameters");
+  return {s.model.preset.empty() ? fmt::format("d{}×{}", s.model.d, s.model.layers) : s.model.preset,
+          bytes < kGiB ? fmt::format("{:.2f} MiB", bytes / (1 << 20)) : fmt::format("{:.2f} GiB", bytes / kGiB),
+          count < 1e9 ? fmt::format("{:.2f} M", count * 1e-6) : fmt::format("{:.2f} B", count * 1e-9),
+          on_gpu ? "CUDA" : "CPU",
+          on_gpu ? "-" : fmt::format("{}", s.ctx.threads().count()),
+          fmt::format("{}", s.batch),
+          name_of(s.repack.weights.value_or(s.dtype)),
+          s.model.norm.method,
+          reads ? fmt::format("pp{}", s.seq) : fmt::format("tg1 @ d{}", s.seq),
+          fmt::format("{:.2f} ± {:.2f}", r.rates.mean, r.rates.deviation)};
 }
 
 void print_table(const std::vector<LlamaRow>& rows) {
-  fmt::print("\n| {:<30} | {:>10} | {:>10} | {:<7} | {:>7} | {:>5} | {:>5} | {:<14} | {:>15} | {:>20} |\n", "model", "size", "params",
-             "backend", "threads", "batch", "type", "norm", "test", "t/s");
-  fmt::print("| {:-<30} | {:->9}: | {:->9}: | {:-<7} | {:->6}: | {:->4}: | {:->4}: | {:-<14} | {:->14}: | {:->19}: |\n", "", "", "", "", "",
-             "", "", "", "", "");
-  for (const LlamaRow& r : rows)
-    fmt::print("| {:<30} | {:>10} | {:>10} | {:<7} | {:>7} | {:>5} | {:>5} | {:<14} | {:>15} | {:>20} |\n", r.model, r.size, r.params,
-               r.backend, r.threads, r.batch, r.type, r.norm, r.test, r.rate);
+  const std::vector<Column>& columns = llama_columns();
+  std::string head, rule, body;
+  const auto shown = [&](std::size_t i) {
+    return std::ranges::any_of(rows, [&](const LlamaRow& row) { return row[i] != columns[i].otherwise; });
+  };
+  const auto cell = [&](std::size_t i, const std::string& text) {
+    return columns[i].left ? fmt::format("| {:<{}} ", text, columns[i].width) : fmt::format("| {:>{}} ", text, columns[i].width);
+  };
+  for (std::size_t i = 0; i < columns.size(); ++i) {
+    if (!shown(i)) continue;
+    head += cell(i, columns[i].name);
+    rule += cell(i, columns[i].left ? fmt::format("{:-<{}}", "", columns[i].width) : fmt::format("{:->{}}", ":", columns[i].width));
+  }
+  for (const LlamaRow& row : rows) {
+    for (std::size_t i = 0; i < columns.size(); ++i)
+      if (shown(i)) body += cell(i, row[i]);
+    body += "|\n";
+  }
+  fmt::print("\n{}|\n{}|\n{}", head, rule, body);
 }
 
 // The paper's table: milliseconds, a row for each method, a column for each length.
 void print_norm_calls(const std::vector<Result>& results) {
   std::vector<std::string> methods;
   std::vector<double> lengths;
-  const auto part = [](const Result& r, std::string_view name) {
-    return std::find_if(r.parts.begin(), r.parts.end(), [&](const auto& p) { return p.first == name; })->second;
-  };
   for (const Result& r : results) {
     if (std::ranges::find(methods, r.method) == methods.end()) methods.push_back(r.method);
     if (std::ranges::find(lengths, part(r, "sequence")) == lengths.end()) lengths.push_back(part(r, "sequence"));

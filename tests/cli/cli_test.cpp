@@ -6,7 +6,7 @@
 #include <sstream>
 
 #include "model/safetensors.h"
-#include "tests/cli/program.h"
+#include "tests/cli/process.h"
 #include "train/config.h"
 
 namespace bhyt::test {
@@ -331,13 +331,62 @@ TEST(Bench, GenerationThroughTheEngine) {
   EXPECT_FALSE(has(run.err, "may be worse")) << run.err;
 }
 
+// The cells of the table's first line, and of the others.
+std::vector<std::vector<std::string>> table_of(const std::string& text) {
+  std::vector<std::vector<std::string>> rows;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("| ")) continue;
+    std::istringstream cells(line.substr(1));
+    rows.emplace_back();
+    for (std::string cell; std::getline(cells, cell, '|');) {
+      const auto first = cell.find_first_not_of(' '), last = cell.find_last_not_of(' ');
+      rows.back().push_back(first == std::string::npos ? "" : cell.substr(first, last - first + 1));
+    }
+  }
+  return rows;
+}
+
 TEST(Bench, ATableLikeLlamaBenchs) {
-  const Outcome run = bhyt({"bench", "decode", "prompt", "--markdown", "--reps", "2", "model.preset=tiny", "train.batch=1",
-                            "data.seq_len=40", "dtype=bf16", "norm.method=lns", "device=cpu"});
+  const Words asked{"bench",           "decode",     "prompt",   "--markdown", "--reps", "2", "model.preset=tiny",
+                    "data.seq_len=40", "device=cpu", "threads=2"};
+  const Outcome run = bhyt(asked + Words{"train.batch=1", "dtype=bf16", "norm.method=lns"});
   ASSERT_EQ(run.code, 0) << run.err;
-  EXPECT_TRUE(has(run.out, "| CPU     |")) << run.out;
-  EXPECT_TRUE(has(run.out, "|  bf16 | lns            |       tg1 @ d40 |")) << run.out;
-  EXPECT_TRUE(has(run.out, "|            pp40 |")) << run.out;
+  const auto rows = table_of(run.out);
+  ASSERT_EQ(rows.size(), 4u) << run.out;
+  EXPECT_EQ(rows[0], (Words{"model", "size", "params", "backend", "threads", "batch", "type", "norm", "test", "t/s"}));
+  EXPECT_EQ(rows[1][1], "---------:");
+  EXPECT_EQ(Words(rows[2].begin() + 3, rows[2].end() - 1), (Words{"CPU", "2", "1", "bf16", "lns", "tg1 @ d40"}));
+  EXPECT_EQ(rows[3][8], "pp40");
+  EXPECT_TRUE(has(rows[3][9], " ± ")) << rows[3][9];
+  // What is as it always is has no column.
+  const Outcome plain = bhyt(asked);
+  ASSERT_EQ(plain.code, 0) << plain.err;
+  EXPECT_EQ(table_of(plain.out)[0], (Words{"model", "size", "params", "backend", "threads", "type", "test", "t/s"}));
+}
+
+// Products in int8; the embedding stays in bf16, and a head that is one with it becomes a matrix of its own.
+TEST(Bench, TheTableCountsTheBytesThatAreHeld) {
+  const Words asked{"bench",          "prompt",        "--json",           "--reps",       "1",
+                    "dtype=bf16",     "train.batch=1", "data.seq_len=8",   "device=cpu",   "model.d=64",
+                    "model.layers=2", "model.heads=2", "model.kv_heads=2", "model.mlp=96", "model.vocab=128"};
+  const auto held = [&](const Words& more) {
+    const Outcome run = bhyt(asked + more);
+    EXPECT_EQ(run.code, 0) << run.err;
+    return Json::parse(run.out).at(0).at("held_bytes").get<std::int64_t>();
+  };
+  const std::int64_t d = 64, vocab = 128, mlp = 96, norms = 4 * d * 5;
+  const std::int64_t layers = 2 * (4 * d * d + 3 * mlp * d), embedding = vocab * d;
+  const Words rms{"norm.method=rmsnorm"};
+  EXPECT_EQ(held(rms + Words{"model.tied=true"}), 2 * (layers + embedding) + norms);
+  EXPECT_EQ(held(rms + Words{"model.tied=false"}), 2 * (layers + 2 * embedding) + norms);
+  // A row in int8 has its scale and sum behind it, and begins where vectors do.
+  const std::int64_t rows = 2 * (5 * d + 2 * mlp) + vocab;
+  const std::int64_t rounded = held(rms + Words{"model.tied=true", "--weights", "int8"});
+  EXPECT_EQ(held(rms + Words{"model.tied=false", "--weights", "int8"}), rounded);
+  const std::int64_t least = layers + embedding + 2 * embedding + norms + 8 * rows;
+  EXPECT_GE(rounded, least);
+  EXPECT_LE(rounded, least + 64 * rows);
 }
 
 TEST(Bench, FlagsThatNoTestReadsAreRefused) {
