@@ -406,7 +406,6 @@ TEST_F(GenerateText, TellsLogProbabilities) {
   expect_usage_error({"--prompt", "a", "--logprobs"}, "--logprobs goes with --json");
 }
 
-// 2 layers, 32 tokens, keys and values of 32 fp32 each: 16,384 bytes a page.
 // Rounded weights and gains kept apart: a trained sentence comes out all the same, with slightly other probabilities.
 TEST_F(GenerateText, WeightsInInt8AndGainsApart) {
   const Words words{"--prompt", "The", "--logprobs"};
@@ -440,6 +439,7 @@ TEST_F(GenerateText, WeightsThatStayInTheirFile) {
   expect_usage_error({"--prompt", "a", "--weights", "fp8", "device=cpu"}, "weights in fp8 are for a GPU");
 }
 
+// 2 layers, 32 tokens, keys and values of 32 fp32 each: 16,384 bytes a page.
 TEST_F(GenerateText, LivesWithTheMemoryItIsGiven) {
   std::string prompts;
   for (int i = 0; i < 6; ++i)
