@@ -135,6 +135,59 @@ TEST(Decoding, SeveralSequencesInOneCallAreEachTheirOwn) {
   }
 }
 
+// How far logits are from others: at most, and over all of them.
+struct Apart {
+  double most = 0, squares = 0, count = 0;
+  void add(std::span<const float> a, std::span<const float> b) {
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      const double by = std::fabs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
+      most = std::max(most, by);
+      squares += by * by;
+      ++count;
+    }
+  }
+  double mean() const { return std::sqrt(squares / count); }
+};
+
+// Prompts whole, in pieces and one token at a time, alone and side by side: in bf16 all are as near to the model in fp32 as the forward is,
+// but for a factor of two.
+void check_bf16(Context& ctx, const ModelConfig& c) {
+  const auto exact = make_model(ctx, c), m = make_model(ctx, c, DType::bf16);
+  const auto vocab = static_cast<std::size_t>(c.vocab);
+  std::vector<Ids> ids;
+  std::vector<std::vector<float>> expected;
+  Apart forward, decoded;
+  for (std::uint64_t s = 0; s < 4; ++s) {
+    ids.push_back(draw_ids(kLongest, 40 + s, c.vocab));
+    expected.push_back(whole_logits(ctx, *exact, ids.back()));
+    forward.add(whole_logits(ctx, *m, ids.back()), expected.back());
+  }
+  ASSERT_GT(forward.mean(), 0);
+  for (const Schedule& schedule :
+       {Schedule{{{0, kLongest}}}, Schedule{{{2, 32}}, {{2, 7}}, {{2, 31}}}, Schedule(kLongest, {{1, 1}}), mixed_schedule()})
+    for (const bool together : {true, false}) {
+      const auto calls = decode(ctx, *m, ids, schedule, together);
+      std::vector<std::int64_t> lengths(4);
+      for (std::size_t call = 0; call < schedule.size(); ++call)
+        for (std::size_t i = 0; i < schedule[call].size(); ++i) {
+          const auto s = static_cast<std::size_t>(schedule[call][i].sequence);
+          const auto row = static_cast<std::size_t>((lengths[s] += schedule[call][i].count) - 1);
+          decoded.add(std::span(calls[call]).subspan(i * vocab, vocab), std::span(expected[s]).subspan(row * vocab, vocab));
+        }
+    }
+  constexpr double kFloor = 1e-4;  // of logits around 1
+  EXPECT_LE(decoded.most, 2 * forward.most + kFloor);
+  EXPECT_LE(decoded.mean(), 2 * forward.mean() + kFloor);
+}
+
+TEST(Decoding, InBf16AsNearToFp32AsTheForward) {
+  for (Context& ctx : test::contexts())
+    for (const Method& method : methods()) {
+      SCOPED_TRACE(fmt::format("{} {}", method.name, name_of(ctx.device())));
+      check_bf16(ctx, small_config(std::string(method.name), 2));
+    }
+}
+
 // A result does not depend on what runs beside it: to the last bit on the CPU.
 TEST(Decoding, NeighboursChangeNoBitOnTheCpu) {
   Context& ctx = test::context_on(Device::cpu());
