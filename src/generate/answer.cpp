@@ -1,5 +1,7 @@
 #include "generate/answer.h"
 
+#include <utility>
+
 #include "core/error.h"
 #include "machine/machine.h"
 
@@ -18,6 +20,12 @@ std::vector<std::int32_t> Answered::ids() const {
   std::vector<std::int32_t> ids;
   for (const AnswerToken& t : tokens) ids.push_back(t.id);
   return ids;
+}
+
+void AnswerState::waits_in(std::shared_ptr<std::atomic<bool>> queue) {
+  const std::lock_guard lock(mutex_);
+  queue_ = std::move(queue);
+  if (over_) *queue_ = true;
 }
 
 void AnswerState::begin(std::int64_t shared_tokens) {
@@ -53,6 +61,7 @@ void AnswerState::end(const std::string& error, Finish how) {
   all_.prompt_seconds = first - began;
   all_.decode_seconds = now - first;
   over_ = true;
+  if (queue_ && began_ == 0) *queue_ = true;
   changed_.notify_all();
 }
 

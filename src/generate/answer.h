@@ -40,8 +40,9 @@ struct Answered {
 class AnswerState {
  public:
   bool over() const { return over_; }
-  void begin(std::int64_t shared_tokens);  // work on the prompt begins
-  bool push(const AnswerToken& token);     // false where it is over
+  void waits_in(std::shared_ptr<std::atomic<bool>> queue);  // which becomes true if it ends before it begins
+  void begin(std::int64_t shared_tokens);                   // work on the prompt begins
+  bool push(const AnswerToken& token);                      // false where it is over
   void push(const TokenScore& score);
   void finish(Finish how);
   void fail(const std::string& reason);
@@ -57,6 +58,7 @@ class AnswerState {
   std::condition_variable changed_;
   std::atomic<bool> over_ = false;
   std::string error_;
+  std::shared_ptr<std::atomic<bool>> queue_;
   Answered all_;
   double began_ = 0, first_ = 0;
 };

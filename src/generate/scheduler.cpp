@@ -23,7 +23,10 @@ Scheduler::Scheduler(const Limits& limits) : limits_(limits), pool_(limits.pages
   for (std::int64_t slot = limits.sequences; slot-- > 0;) slots_.push_back(static_cast<std::int32_t>(slot));
 }
 
-void Scheduler::add(std::shared_ptr<Sequence> sequence) { waiting_.push_back(std::move(sequence)); }
+void Scheduler::add(std::shared_ptr<Sequence> sequence) {
+  sequence->answer->waits_in(some_gone_);
+  waiting_.push_back(std::move(sequence));
+}
 
 std::vector<Scheduler::Part> Scheduler::plan() {
   remove_over();
@@ -184,7 +187,9 @@ void Scheduler::remove_over() {
     release(*s);
     return true;
   });
-  while (!waiting_.empty() && waiting_.front()->answer->over()) waiting_.pop_front();
+  const auto over = [](const auto& s) { return s->answer->over(); };
+  if (some_gone_->exchange(false)) std::erase_if(waiting_, over);
+  while (!waiting_.empty() && over(waiting_.front())) waiting_.pop_front();  // one that began and was evicted
 }
 
 void Scheduler::end_all(const std::string& error) {

@@ -220,5 +220,26 @@ TEST(Scheduler, CancelledOnesGiveTheirPagesBack) {
   EXPECT_EQ(scheduler.pool().cached(), 3);
 }
 
+// Wherever they stand in the queue; nobody counts them until they would come to its front.
+TEST(Scheduler, CancelledOnesWaitNoMore) {
+  Scheduler scheduler({.tokens = 300, .sequences = 1, .pages = 20});
+  std::vector<std::shared_ptr<Sequence>> all;
+  for (int i = 0; i < 5; ++i) {
+    all.push_back(sequence(counting(10, 100 * i), 50));
+    scheduler.add(all.back());
+  }
+  step(scheduler);
+  EXPECT_EQ(scheduler.waiting(), 4);
+  all[2]->answer->finish(Finish::cancelled);
+  all[4]->answer->fail("no reason");
+  ASSERT_EQ(step(scheduler).size(), 1u);
+  EXPECT_EQ(scheduler.waiting(), 2);
+  for (const std::size_t next : {1u, 3u}) {
+    all[next == 1 ? 0 : 1]->answer->finish(Finish::cancelled);
+    EXPECT_EQ(step(scheduler).at(0).sequence, all[next]);
+  }
+  EXPECT_EQ(scheduler.waiting(), 0);
+}
+
 }  // namespace
 }  // namespace bhyt
