@@ -129,6 +129,7 @@ TEST(NormMethods, RowsThatMakeNoSense) {
     posts(m);
     EXPECT_EQ(fault(m), "") << name;
   }
+  expect_fault("bhyt", "dispatch_map", [](Method& m) { m.map = static_cast<Map>(99); });
   expect_fault("rmsnorm", "no statistic before it", [](Method& m) { m.site1 = SiteStat::block_input; });
   expect_fault("bhyt", "mean square", [](Method& m) { m.site1 = SiteStat::mean_std; });
   expect_fault("rmsnorm_shared", "constant", [](Method& m) { m.gamma_in_constant = true; });

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "ops/norm/maps.h"
 #include "ops/norm/norm.h"
 
 namespace bhyt {
@@ -39,6 +40,7 @@ constexpr bool reads_block_input(SiteStat s) { return s == SiteStat::approximate
 // Why a row makes no sense, or nothing.
 constexpr std::string_view fault(const Method& m) {
   using S = SiteStat;
+  if (dispatch_map(m.map, [](auto map) { return map.kMap; }) != m.map) return "dispatch_map (maps.h) does not know its map";
   if (reads_block_input(m.site1)) return "the first site has no statistic before it to take";
   if (reads_block_input(m.site2) && m.site1 != S::rms) return "the second site takes the first one's mean square: rms";
   if (reads_block_input(m.site2) && m.place == Place::pre_and_post)
