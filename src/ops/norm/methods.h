@@ -1,5 +1,5 @@
 // The methods as rows of a table, the options a user may set, and what they come to in each block.
-// Nothing outside ops/norm asks for a method's name: the model asks for a block's plan.
+// What computes outside ops/norm asks for no method's name: the model asks for a block's plan.
 #pragma once
 
 #include <array>
