@@ -53,7 +53,7 @@ if wants peers; then
   } | tee "$logs/peers.txt"
 fi
 if wants tests; then
-  for t in test_ops test_model; do
+  for t in test_ops test_model test_generate; do
     seconds "$t"
     timeout 120 "$bundle/$t" 2>&1
   done >"$logs/tests.txt"

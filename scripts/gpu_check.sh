@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs everything that needs a GPU, from a folder that holds the programs of a CUDA build and their libraries, and leaves logs.
 # Goes on after a failure, names all of them at the end and then exits with 1; without a GPU it does nothing and exits with 2.
-#   here:         scripts/gpu_bundle.sh                      (cross-builds for x86-64 and fills build/device)
+#   here:         scripts/gpu_bundle.sh                      (cross-builds for x86-64 and fills build/device, and build/device.tar.xz with it)
 #   on the GPU:   scripts/gpu_check.sh build/device LOGS [tests] [sanitizer] [parity] [bench] [peers]
 set -uo pipefail
 bundle=$(cd "$1" && pwd)
@@ -43,7 +43,8 @@ if ! gpus=$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv
 fi
 echo "$gpus" | tee "$logs/machine.txt"
 if wants tests; then
-  for t in test_ops test_parallel test_model test_analysis test_train; do run_tests $t $t; done
+  for t in test_core test_ops test_parallel test_model test_generate test_analysis test_train; do run_tests $t $t; done
+  run_tests test_eval test_eval 'Score.*'  # what else it tests knows nothing of devices
   for way in cudnn flash tiled plain; do BHYT_ATTENTION=$way run_tests test_ops "attention-$way" 'Attention*'; done
 fi
 if wants sanitizer; then

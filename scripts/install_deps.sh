@@ -14,7 +14,7 @@ esac
 for goal in "$@"; do
   case "$goal" in
     build) ;;
-    test) packages+=(clang-16 libomp-16-dev libclang-rt-16-dev clang-format-16 libopenmpi-dev openmpi-bin iproute2) ;;
+    test) packages+=(clang-16 libomp-16-dev libclang-rt-16-dev clang-format-16 libopenmpi-dev openmpi-bin iproute2 python3) ;;
     cuda) ;;
     lint) packages+=(clang-16 libomp-16-dev clang-format-16 clang-tidy-16) ;;
     *) echo "usage: $0 [build|test|lint|cuda]..." >&2; exit 2 ;;

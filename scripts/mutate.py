@@ -3,6 +3,7 @@
 
     scripts/mutate.py                     every mutation of scripts/mutations.json
     scripts/mutate.py --list              their names, and what each of them breaks
+    scripts/mutate.py --check             only whether every text stands in the tree; builds nothing
     scripts/mutate.py --only NAME         one of them (may be repeated; * and ? match as in file names)
     scripts/mutate.py --work FOLDER       keep the copy and its build in FOLDER, for the next time
 
@@ -65,6 +66,19 @@ def mutated(tree, mutation):
             raise Unfit(f"{mutation['name']}: expected the text once in {edit['file']}, found it {count} times:\n{edit['before']}")
         files[path] = (original, text.replace(edit["before"], edit["after"]))
     return files
+
+
+def check_list(mutations):
+    """Whether every mutation fits the tree; says which do not."""
+    unfit = 0
+    for m in mutations:
+        try:
+            mutated(ROOT, m)
+        except Unfit as problem:
+            print(f"mutate: {problem}", file=sys.stderr)
+            unfit += 1
+    print(f"{len(mutations) - unfit} of {len(mutations)} mutations fit the tree")
+    return 2 if unfit else 0
 
 
 def make_tree(tree):
@@ -159,6 +173,7 @@ def mutate(mutations, tree, jobs):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="print the mutations and end")
+    parser.add_argument("--check", action="store_true", help="only whether every mutation fits the tree; builds nothing")
     parser.add_argument("--only", action="append", default=[], metavar="NAME")
     parser.add_argument("--work", type=pathlib.Path, metavar="FOLDER")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
@@ -169,6 +184,8 @@ def main():
             for m in mutations:
                 print(f"{m['name']:<40} {', '.join(e['file'] for e in m['edits'])}; {', '.join(t['target'] for t in m['tests'])}")
             return 0
+        if arguments.check:
+            return check_list(mutations)
         tree = (arguments.work or pathlib.Path(tempfile.mkdtemp(prefix="bhyt-mutate-")) / "tree").resolve()
         try:
             return mutate(mutations, tree, arguments.jobs)

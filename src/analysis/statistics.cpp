@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numbers>
+#include <type_traits>
+
+#include "ops/norm/maps.h"
 
 namespace bhyt::analysis {
 
@@ -73,16 +75,19 @@ void CosineStats::add(const HostRows& a, const HostRows& b) {
 }
 
 SiteStats::SiteStats(SiteFacts facts) : facts_(std::move(facts)) {
-  if (facts_.map == Map::tanh) bend_ = std::atanh(kSaturated);
-  if (facts_.map == Map::erf) {
-    slope_ = 2 / std::sqrt(std::numbers::pi);
-    constexpr double kInverseErf = 1.3859038243496779;  // erf of it is 0.95
-    bend_ = kInverseErf;
-  }
+  dispatch_map(facts_.map, [this](auto map) {
+    using M = decltype(map);
+    slope_ = M::slope(0.0, M::value(0.0));
+    if (std::is_same_v<M, IdMap>) return;
+    double low = 0, high = 1;  // a map is odd and never falls
+    while (high < 1e300 && M::value(high) <= kSaturated) high *= 2;
+    for (double middle = high / 2; low < middle && middle < high; middle = low + (high - low) / 2)
+      (M::value(middle) <= kSaturated ? low : high) = middle;
+    bend_ = low;
+  });
 }
 
 void SiteStats::add(const HostRows& x, std::span<const float> a, const HostRows& z) {
-  const double bend = facts_.map == Map::id ? INFINITY : bend_;
   const double limit = facts_.lambda ? std::fabs(*facts_.lambda) : INFINITY;
   for (std::int64_t r = 0; r < x.rows; ++r) {
     const std::span<const float> row = x.row(r);
@@ -90,7 +95,7 @@ void SiteStats::add(const HostRows& x, std::span<const float> a, const HostRows&
     double sum = 0;
     for (const float v : row) {
       const double u = scale * (static_cast<double>(v) - mean);
-      saturated_ += std::fabs(u + facts_.shift) > bend;
+      saturated_ += std::fabs(u + facts_.shift) > bend_;
       beyond_ += std::fabs(u) > limit;
       sum += u;
     }

@@ -90,7 +90,7 @@ class SiteStats {
   }
 
   SiteFacts facts_;
-  double bend_ = 0, slope_ = 1;  // where |f| passes 0.95, and f's slope at 0
+  double bend_ = std::numeric_limits<double>::infinity(), slope_ = 1;  // where |f| passes 0.95 (nowhere: the identity), and f's slope at 0
   bool finite_ = true;
   std::int64_t elements_ = 0, gained_ = 0, saturated_ = 0, beyond_ = 0;
   double x_ = 0, z_ = 0, linear_ = 0;  // squares

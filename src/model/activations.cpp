@@ -72,19 +72,21 @@ void ActivationTensors::lay(Layout& at) {
   };
   // What the backward makes again, or nobody asks for later, is one set for all blocks.
   Kept shared;
-  if (!plan.keeps_block()) at.body(shared, any_output_norm(norms), at.lora.rank > 0);
-  if (!plan.keeps_z()) lay_norms(shared);
-  if (!plan.keeps_h()) shared.h = at.matrix(c.mlp);
-  Tensor stream;  // without a backward the stream lives in one place
+  const bool passed_by = plan.lowest > 1;  // there are blocks below the backward's end
+  if (passed_by || !plan.keeps_block()) at.body(shared, any_output_norm(norms), at.lora.rank > 0);
+  if (passed_by || !plan.keeps_z()) lay_norms(shared);
+  if (passed_by || !plan.keeps_h()) shared.h = at.matrix(c.mlp);
+  Tensor stream;  // where no backward comes the stream lives in one place
   kept.clear();
   for (std::size_t l = 0; l < norms.blocks.size(); ++l) {
     Kept k = shared;
-    if (plan.keeps_block()) at.body(k, norms.blocks[l].out1.has_value(), at.lora.adapts_layer(static_cast<std::int64_t>(l)));
-    if (plan.keeps_z()) lay_norms(k);
-    if (plan.keeps_h()) k.h = at.matrix(c.mlp);
-    if (plan.backward || !stream) stream = at.matrix(c.d);
+    const bool back = plan.backward && static_cast<std::int64_t>(l) + 1 >= plan.lowest;
+    if (back && plan.keeps_block()) at.body(k, norms.blocks[l].out1.has_value(), at.lora.adapts_layer(static_cast<std::int64_t>(l)));
+    if (back && plan.keeps_z()) lay_norms(k);
+    if (back && plan.keeps_h()) k.h = at.matrix(c.mlp);
+    if (back || l == 0) stream = at.matrix(c.d);  // not !stream: it has no place while this only measures
     k.x = stream;
-    if (!plan.backward) k.x2 = stream;
+    if (!back) k.x2 = stream;
     if (at.constants) k.constant = Tensor(at.constants + l, DType::f32, at.device, {1});
     kept.push_back(k);
   }

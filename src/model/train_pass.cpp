@@ -12,20 +12,22 @@ namespace bhyt {
 
 namespace {
 
-ActivationPlan plan_of(const TrainPass::Shape& s) {
-  return {.batch = s.batch, .seq = s.seq, .backward = true, .recompute = s.recompute, .lists = s.lists};
+// The first layer with anything to train, 0 = embedding: below it no gradient is asked for.
+std::int64_t lowest_trained(const std::vector<Parameter>& parameters) {
+  for (const Parameter& p : parameters)  // layer by layer
+    if (!p.frozen) return p.layer;
+  return std::numeric_limits<std::int64_t>::max();
+}
+
+ActivationPlan plan_of(const TrainPass::Shape& s, const std::vector<Parameter>& parameters) {
+  return {
+      .batch = s.batch, .seq = s.seq, .backward = true, .lowest = lowest_trained(parameters), .recompute = s.recompute, .lists = s.lists};
 }
 
 float dropout_of(const Model& m) { return m.lora().rank > 0 ? static_cast<float>(m.lora().dropout) : 0; }
 
 // Whether the gradients of matrices are written, whatever they held.
 bool anew(const TrainPass::Step& step) { return !step.accumulate || step.matrices_anew; }
-
-std::int64_t lowest_trained(const Parameters& parameters) {
-  for (const Parameter& p : parameters.list())  // layer by layer
-    if (!p.frozen) return p.layer;
-  return std::numeric_limits<std::int64_t>::max();
-}
 
 }  // namespace
 
@@ -36,12 +38,12 @@ Gradients::Gradients(Context& ctx, const Parameters& parameters) : arena(ctx, DT
 }
 
 TrainPass::TrainPass(Context& ctx, const Model& model, const Shape& shape)
-    : ctx_(ctx), model_(model), act_(ctx, model, plan_of(shape)), lowest_(lowest_trained(model.parameters())) {
+    : ctx_(ctx), model_(model), act_(ctx, model, plan_of(shape, model.parameters().list())) {
   check(!model.repacked(), "[train] expected a model as it was loaded, got one that is repacked for generating");
 }
 
 std::size_t TrainPass::planned_bytes(const ModelConfig& config, DType type, Device device, const Shape& shape, const LoraConfig& lora) {
-  return Activations::bytes(config, type, device, plan_of(shape), lora);
+  return Activations::bytes(config, type, device, plan_of(shape, parameter_list(config, lora)), lora);
 }
 
 MemoryUse TrainPass::memory() const {
@@ -99,7 +101,7 @@ void TrainPass::backward(const Batch& b, const Step& step, const ForwardOptions&
   done(model_.config().layers + 1);
   const Observers nobody;  // what is made again was seen before
   for (std::size_t l = model_.blocks().size(); l-- > 0;) {
-    if (static_cast<std::int64_t>(l) + 1 < lowest_) {
+    if (static_cast<std::int64_t>(l) + 1 < plan.lowest) {
       done(static_cast<std::int64_t>(l) + 1);
       continue;
     }

@@ -75,7 +75,6 @@ class TrainPass {
   Context& ctx_;
   const Model& model_;
   Activations act_;
-  std::int64_t lowest_;  // the first layer with anything to train, 0 = embedding: below it no gradient is asked for
   GraphCache graphs_;
 };
 

@@ -1,7 +1,5 @@
 #include "train/layer_stats.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 
@@ -12,14 +10,21 @@ namespace bhyt::train {
 
 namespace {
 
-// One scalar per block, as `name` under each of the blocks' norms: null where a block has none, empty where none has.
-Json scalars(const Parameters& parameters, std::int64_t layers, const char* site, const char* name) {
+// The scalar that a site learns, where it is of this kind; else null.
+Json scalar(const Model& model, const SitePlan& plan, const SiteWeights& weights, ScaleKind kind) {
+  if (plan.scale != kind) return {};
+  float value = 0;
+  to_host(model.context(), weights.scale, &value);
+  return short_decimal(value);
+}
+
+// One per block; empty where none has any.
+Json scalars(const Model& model, ScaleKind kind, SitePlan BlockPlan::*plan, SiteWeights LayerWeights::*weights) {
   Json out = Json::array();
   bool any = false;
-  for (std::int64_t l = 0; l < layers; ++l) {
-    const Parameter* p = parameters.find(fmt::format("model.layers.{}.{}.{}", l, site, name));
-    out.push_back(p ? Json(short_decimal(parameters.read_value(*p)[0])) : Json());
-    any |= p != nullptr;
+  for (std::size_t l = 0; l < model.weights().layers.size(); ++l) {
+    out.push_back(scalar(model, model.norms().blocks[l].*plan, model.weights().layers[l].*weights, kind));
+    any |= !out.back().is_null();
   }
   return any ? out : Json::array();
 }
@@ -105,13 +110,11 @@ Json LayerStats::result() const {
                [](const Layer& l) { return l.approximation ? std::optional(l.approximation->ratio()) : std::nullopt; });
   put_by_layer(out, "approximation_r", watch_,
                [](const Layer& l) { return l.approximation ? l.approximation->correlation() : std::nullopt; });
-  const Parameters& p = model_.parameters();
-  for (const auto& [name, parameter] : {std::pair{"lambda", "lam"}, std::pair{"alpha", "alpha"}}) {
+  for (const auto& [name, kind] : {std::pair{"lambda", ScaleKind::lambda}, std::pair{"alpha", ScaleKind::alpha}}) {
     const std::string prefix = name;
-    if (Json j = scalars(p, model_.config().layers, "input_layernorm", parameter); !j.empty()) out[prefix + "_attn"] = std::move(j);
-    if (Json j = scalars(p, model_.config().layers, "post_attention_layernorm", parameter); !j.empty()) out[prefix + "_mlp"] = std::move(j);
-    if (const Parameter* last = p.find(fmt::format("model.norm.{}", parameter)))
-      out[prefix + "_last"] = short_decimal(p.read_value(*last)[0]);
+    if (Json j = scalars(model_, kind, &BlockPlan::site1, &LayerWeights::site1); !j.empty()) out[prefix + "_attn"] = std::move(j);
+    if (Json j = scalars(model_, kind, &BlockPlan::site2, &LayerWeights::site2); !j.empty()) out[prefix + "_mlp"] = std::move(j);
+    if (Json j = scalar(model_, model_.norms().last, model_.weights().last, kind); !j.is_null()) out[prefix + "_last"] = std::move(j);
   }
   return out;
 }

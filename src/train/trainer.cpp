@@ -197,7 +197,8 @@ struct Trainer::Impl {
     const std::int64_t step = p.step + 1;
     if (options.before_step) options.before_step(*s().model, step);
     const Timed timed{total, window};
-    // From the third on everything a step needs is there; but conversations come in other lengths, for which only a GPU was made ready.
+    // From the third on everything a step needs is there; but conversations come in other lengths, for which only a GPU was made ready
+    // (TrainPass::warm_up): scratch on a CPU grows with the longest.
     const Settled settled(*s().ctx, total.steps >= 2 && (s().ctx->device().is_cuda() || !s().data.chat));
     const StepResult& result = results[static_cast<std::size_t>(step % 2)];
     const bool look = step == 1 || step == train().steps || every(step, look_every());

@@ -155,6 +155,33 @@ TEST(LoraModel, OnlyAdaptersHaveAPlaceInArenas) {
     }
 }
 
+TEST(LoraModel, LayersBelowTheLowestTrainedOneKeepNothing) {
+  for (Context& ctx : test::contexts())
+    for (const char* method : {"bhyt", "peri"})
+      for (const Recompute r : {Recompute::none, Recompute::norm, Recompute::swiglu, Recompute::block}) {
+        const ModelConfig c = small_config(method, 5);
+        const Rows rows = draw_rows(c.vocab, 2);
+        const TrainPass::Shape shape{.batch = 2, .seq = kSeq, .recompute = r};
+        const auto planned = [&](const LoraConfig& lora) { return TrainPass::planned_bytes(c, DType::f32, ctx.device(), shape, lora); };
+        const LoraConfig all = some(all_projections());
+        LoraConfig top = all;
+        top.layers = {3, 4};
+        const auto whole = make_model(ctx, c, DType::f32, {}, all), upper = make_model(ctx, c, DType::f32, {}, top);
+        for (const auto& m : {whole.get(), upper.get()}) m->parameters().initialize_adapters(3);  // B = 0: one model
+        const Result expected = gradients_of(ctx, *whole, rows, {.recompute = r}), got = gradients_of(ctx, *upper, rows, {.recompute = r});
+        EXPECT_EQ(got.loss, expected.loss);
+        for (const Parameter& p : upper->parameters().list()) {
+          if (p.role != Role::lora_b) continue;
+          const std::vector<float> g = got.of(p);
+          EXPECT_TRUE(std::any_of(g.begin(), g.end(), [](float x) { return x != 0; })) << p.name;
+          EXPECT_TRUE(same_bits(g, expected.of(whole->parameters().at(p.name)))) << p.name << " recompute " << static_cast<int>(r);
+        }
+        const MemoryUse use = TrainPass(ctx, *upper, shape).memory();
+        EXPECT_EQ(use.activations + use.workspace, planned(top));
+        EXPECT_LT(planned(top), planned(all)) << "recompute " << static_cast<int>(r);
+      }
+}
+
 TEST(LoraModel, InitialValues) {
   Context& ctx = test::context_on(Device::cpu());
   ModelConfig c = small_config("rmsnorm", 2);

@@ -114,6 +114,34 @@ TEST(NormMethods, EndsAsTheTableSays) {
   EXPECT_FLOAT_EQ(plan_of("dyt", 4, 3072).blocks[0].site1.scale0, 0.2f);
 }
 
+// Rows that the table would not compile with; each one change away from a row that is fine.
+TEST(NormMethods, RowsThatMakeNoSense) {
+  for (const Method& m : methods()) EXPECT_EQ(fault(m), "") << m.name;
+  const auto expect_fault = [](const char* name, const char* why, auto&& change) {
+    Method m = method(name);
+    change(m);
+    EXPECT_NE(fault(m).find(why), std::string_view::npos) << name << ": " << fault(m);
+  };
+  const auto posts = [](Method& m) { m.place = Place::pre_and_post; };
+  for (const char* name : {"bhyt", "rmsnorm_approx", "rmsnorm_shared"}) expect_fault(name, "added without a norm", posts);
+  for (const char* name : {"layernorm", "rmsnorm", "dyt", "bhyt_exact"}) {
+    Method m = method(name);
+    posts(m);
+    EXPECT_EQ(fault(m), "") << name;
+  }
+  expect_fault("bhyt", "dispatch_map", [](Method& m) { m.map = static_cast<Map>(99); });
+  expect_fault("rmsnorm", "no statistic before it", [](Method& m) { m.site1 = SiteStat::block_input; });
+  expect_fault("bhyt", "mean square", [](Method& m) { m.site1 = SiteStat::mean_std; });
+  expect_fault("rmsnorm_shared", "constant", [](Method& m) { m.gamma_in_constant = true; });
+  expect_fault("rmsnorm", "alpha", [](Method& m) { m.site2 = SiteStat::none; });
+  expect_fault("rmsnorm", "alpha", [](Method& m) { m.scale = ScaleKind::alpha; });
+  expect_fault("seednorm", "gated", [](Method& m) { m.map = Map::tanh; });
+  expect_fault("seednorm", "beta", [](Method& m) { m.beta = true; });
+  expect_fault("rmsnorm", "shift", [](Method& m) { m.shift = true; });
+  expect_fault("bhyt", "rms_or_exact", [](Method& m) { m.end = End::own; });
+  expect_fault("rmsnorm", "lambda_last", [](Method& m) { m.end = End::rms_or_exact; });
+}
+
 TEST(NormMethods, RefusesWhatMakesNoSense) {
   EXPECT_THROW(plan_of("rmsnrm"), UsageError);
   NormConfig c;

@@ -60,7 +60,7 @@ class FamilyNorm(nn.Module):
             gain = kappa / lam if options["gain"] == "unit" else 1.0
             self.out_factor = kappa / lam if options["gain"] == "fixed_unit" and place in (0, 1) else 1.0
         if method.scalar == "alpha":
-            wide = config.hidden_size > 2048 and method.map == "tanh"
+            wide = config.hidden_size > 2048 and method.map != "erf"
             automatic = (0.2, 0.05, 0.05) if wide else (1.0, 0.5, 0.5)
             self.start["alpha"] = (automatic if options["alpha"] == "auto" else options["alpha"])[place]
         if place in (0, 1):
@@ -103,8 +103,10 @@ class FamilyNorm(nn.Module):
         elif self.statistic == "mean_var":
             x = x - x.mean(-1, keepdim=True)
             a = a * torch.rsqrt(mean_square(x) + self.eps)
-        elif self.statistic != "none":
+        elif self.statistic in ("rms", "approximate", "block_input"):
             a = a * torch.rsqrt((mean_square(x) if square is None else square) + self.eps)
+        elif self.statistic != "none":
+            raise ValueError(f"FamilyNorm computes no statistic {self.statistic}")
         gamma = self.weight.float()
         if self.method.seed:
             gamma = gamma + torch.tanh((x * self.direction.float()).sum(-1, keepdim=True)) * self.gate.float()

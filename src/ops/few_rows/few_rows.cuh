@@ -115,16 +115,31 @@ __device__ __forceinline__ void rotate(float (&v)[N]) {
   for (int i = 0; i + 1 < N; ++i) v[i] = v[i + 1];
   v[N - 1] = first;
 }
-__device__ __forceinline__ void map_four(Map map, float (&v)[4]) {
-  if (map == Map::tanh)
+template <class M>
+constexpr bool kOneInstruction = std::is_same_v<M, IdMap> || std::is_same_v<M, HardTanhMap>;
+// The map of some values, in place: of all at once where it is an instruction, else of half of them at a time, for all would be long code
+// and one would wait for itself. One after the other: as two branches of one they would be longer code.
+template <int N>
+__device__ __forceinline__ void apply_map(Map map, float (&v)[N]) {
+  dispatch_map(map, [&v](auto m) {
+    using M = Fast<bf16, decltype(m)>;
+    if constexpr (kOneInstruction<M>) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = HardTanhMap::value(v[i]);
-  if (map == Map::erf)
-#pragma unroll 1
-    for (int i = 0; i < 4; i += 2) {  // two at a time: one would wait for itself
-      v[0] = fast_erf(v[0]), v[1] = fast_erf(v[1]);
-      rotate(v), rotate(v);
+      for (int i = 0; i < N; ++i) v[i] = M::value(v[i]);
     }
+  });
+  dispatch_map(map, [&v](auto m) {
+    using M = Fast<bf16, decltype(m)>;
+    if constexpr (!kOneInstruction<M>) {
+#pragma unroll 1
+      for (int i = 0; i < N; i += N / 2) {
+#pragma unroll
+        for (int k = 0; k < N / 2; ++k) v[k] = M::value(v[k]);
+#pragma unroll
+        for (int k = 0; k < N / 2; ++k) rotate(v);
+      }
+    }
+  });
 }
 // The sum over the threads of each row; `group` of them to a row, 32 … 256.
 __device__ __forceinline__ float row_sum(float v, int group, float* places) {
@@ -249,17 +264,7 @@ __device__ __forceinline__ void norm_pieces(const In& in, bf16* z, int group, Ro
     Vec<bf16>::load(z + c, v);
 #pragma unroll
     for (int i = 0; i < 8; ++i) v[i] = fmaf(r.a, v[i] - r.mean, shift), gamma[i] = 1;
-    if (in.site.map == Map::tanh)
-#pragma unroll
-      for (int i = 0; i < 8; ++i) v[i] = HardTanhMap::value(v[i]);
-    if (in.site.map == Map::erf)
-#pragma unroll 1
-      for (int i = 0; i < 8; i += 4) {  // four at a time: one would wait for itself
-#pragma unroll
-        for (int k = 0; k < 4; ++k) v[k] = fast_erf(v[k]);
-#pragma unroll
-        for (int k = 0; k < 4; ++k) rotate(v);
-      }
+    apply_map(in.site.map, v);
     if (p.gamma) load_params<8>(p.gamma, c, gamma);
     if (p.gate) {
       load_params<8>(p.gate, c, more);

@@ -188,7 +188,7 @@ struct LinearOut {
     if constexpr (Normed) {
 #pragma unroll
       for (int k = 0; k < 4; ++k) f[k] = fmaf(of.scale[k % 2], v[k], of.learned.shift);
-      map_four(site.map, f);
+      apply_map(site.map, f);
     }
 #pragma unroll
     for (int k = 0; k < 4; ++k) {

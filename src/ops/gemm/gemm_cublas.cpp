@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <compare>
 #include <cstring>
 #include <map>
 #include <vector>
@@ -31,12 +32,29 @@ struct Seen {
   GemmOptions options;
 };
 
+// What an algorithm is chosen for.
+struct Key {
+  std::int64_t m, n, k, lda, ldb, ldc;
+  std::uint32_t alignment;
+  DType in, out;
+  bool trans_a, trans_b, accumulate;
+  auto operator<=>(const Key&) const = default;
+};
+
+// As it stands in tuning.json.
+std::string text_of(const Key& p) {
+  const auto text = [](auto number) { return std::to_string(number); };
+  return text(p.m) + "x" + text(p.n) + "x" + text(p.k) + (p.trans_a ? " ta" : "") + (p.trans_b ? " tb" : "") + " " + name_of(p.in) + ">" +
+         name_of(p.out) + (p.accumulate ? " +=" : "") + " ld " + text(p.lda) + "," + text(p.ldb) + "," + text(p.ldc) + " align " +
+         text(p.alignment);
+}
+
 struct Library {
   cublasLtHandle_t handle = nullptr;
   Buffer workspace;
-  std::map<std::string, cublasLtMatmulAlgo_t> algorithms;  // in use, by shape
-  std::map<std::string, cublasLtMatmulAlgo_t> saved;       // read back, not used yet
-  std::map<std::string, Seen> untuned;                     // large products that took the library's first choice
+  std::map<Key, cublasLtMatmulAlgo_t> algorithms;     // in use
+  std::map<std::string, cublasLtMatmulAlgo_t> saved;  // read back, not used yet
+  std::map<Key, Seen> untuned;                        // large products that took the library's first choice
 
   explicit Library(Context& ctx) : workspace(ctx, kWorkspace) { BHYT_BLAS(cublasLtCreate(&handle)); }
   ~Library() { cublasLtDestroy(handle); }
@@ -90,11 +108,19 @@ struct Problem {
     layout(second, a);
     layout(result, c);
   }
-  std::string key(const GemmOptions& o) const {
-    return std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k) + (o.trans_a ? " ta" : "") + (o.trans_b ? " tb" : "") +
-           " " + name_of(a.dtype) + ">" + name_of(c.dtype) + (o.accumulate ? " +=" : "") + " ld " + std::to_string(a.ld) + "," +
-           std::to_string(b.ld) + "," + std::to_string(c.ld) + " align " +
-           std::to_string(std::min({alignment(a), alignment(b), alignment(c), 16u}));
+  Key key(const GemmOptions& o) const {
+    return {.m = m,
+            .n = n,
+            .k = k,
+            .lda = a.ld,
+            .ldb = b.ld,
+            .ldc = c.ld,
+            .alignment = std::min({alignment(a), alignment(b), alignment(c), 16u}),
+            .in = a.dtype,
+            .out = c.dtype,
+            .trans_a = o.trans_a,
+            .trans_b = o.trans_b,
+            .accumulate = o.accumulate};
   }
   cublasStatus_t run(Context& ctx, const cublasLtMatmulAlgo_t& algorithm, void* out) const {
     const Library& library = ctx.keep<Library>();
@@ -182,10 +208,10 @@ void gemm(Context& ctx, const Tensor& a, const Tensor& b, const Tensor& c, const
     return;
   }
   Library& library = ctx.keep<Library>();
-  const std::string key = p.key(o);
+  const Key key = p.key(o);
   auto it = library.algorithms.find(key);
   if (it == library.algorithms.end()) {
-    const auto saved = library.saved.find(key);
+    const auto saved = library.saved.find(text_of(key));
     const bool reuse = saved != library.saved.end() && takes(ctx, p, saved->second);
     it = library.algorithms.emplace(key, reuse ? saved->second : candidates(ctx, p, 1).front()).first;
     if (!reuse && p.large()) library.untuned.emplace(key, Seen{a, b, c, o});
@@ -207,7 +233,8 @@ void forget_products(Context& ctx) {
 
 std::map<std::string, std::string> tuning(Context& ctx) {
   const Library& library = ctx.keep<Library>();
-  auto all = library.algorithms;
+  std::map<std::string, cublasLtMatmulAlgo_t> all;
+  for (const auto& [key, algorithm] : library.algorithms) all.emplace(text_of(key), algorithm);
   all.insert(library.saved.begin(), library.saved.end());
   std::map<std::string, std::string> out;
   for (const auto& [key, algorithm] : all)

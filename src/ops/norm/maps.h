@@ -8,6 +8,7 @@ namespace bhyt {
 
 // value(u) and its derivative, given both u and y = value(u): backward keeps neither.
 struct IdMap {
+  static constexpr Map kMap = Map::id;
   template <class T>
   BHYT_BOTH static T value(T u) {
     return u;
@@ -18,6 +19,7 @@ struct IdMap {
   }
 };
 struct TanhMap {
+  static constexpr Map kMap = Map::tanh;
   template <class T>
   BHYT_BOTH static T value(T u) {
     return fast_tanh(u);
@@ -28,6 +30,7 @@ struct TanhMap {
   }
 };
 struct ErfMap {
+  static constexpr Map kMap = Map::erf;
   template <class T>
   BHYT_BOTH static T value(T u) {
     return fast_erf(u);
@@ -38,14 +41,12 @@ struct ErfMap {
   }
 };
 
-// Runs f(Map{}) with the map's type.
+// Runs f(Map{}) with the map's type; a row of methods.cpp whose map is not listed does not compile. constexpr, so that kernels may call it;
+// no switch, around which nvcc makes longer code.
 template <class F>
-decltype(auto) dispatch_map(Map map, F&& f) {
-  switch (map) {
-    case Map::tanh: return f(TanhMap{});
-    case Map::erf: return f(ErfMap{});
-    case Map::id: break;
-  }
+constexpr decltype(auto) dispatch_map(Map map, F&& f) {
+  if (map == Map::tanh) return f(TanhMap{});
+  if (map == Map::erf) return f(ErfMap{});
   return f(IdMap{});
 }
 

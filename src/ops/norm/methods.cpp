@@ -31,22 +31,6 @@ constexpr Method kMethods[] = {
 };
 // clang-format on
 
-constexpr bool reads_block_input(S s) { return s == S::approximate || s == S::block_input; }
-
-// Why a row makes no sense, or nothing.
-constexpr std::string_view fault(const Method& m) {
-  if (reads_block_input(m.site1)) return "the first site has no statistic before it to take";
-  if (reads_block_input(m.site2) && m.site1 != S::rms) return "the second site takes the first one's mean square: rms";
-  if (m.gamma_in_constant && m.site2 != S::approximate) return "only an approximated second site has a constant";
-  if ((m.site1 == S::none || m.site2 == S::none) && m.scale != ScaleKind::alpha) return "without a statistic, alpha is the scale";
-  if (m.scale == ScaleKind::alpha && (m.site1 != S::none || m.site2 != S::none)) return "alpha is the scale where there is no statistic";
-  if (m.seed && (m.map != Map::id || m.site1 != S::rms || m.site2 != S::rms)) return "a gated gamma goes with rms and the identity";
-  if (m.seed && (m.beta || m.shift)) return "a gated gamma has neither beta nor shift";
-  if (m.shift && m.map == Map::id) return "a shift inside the identity is a beta times gamma";
-  if (m.end == End::own && m.scale == ScaleKind::lambda) return "with lambda the end is rms_or_exact: lambda_last may be 0";
-  if (m.end == End::rms_or_exact && m.scale != ScaleKind::lambda) return "lambda_last belongs to methods with lambda";
-  return {};
-}
 constexpr bool all_make_sense() {
   for (const Method& m : kMethods) {
     if (m.name.empty() || !fault(m).empty()) return false;

@@ -1,5 +1,5 @@
 // The methods as rows of a table, the options a user may set, and what they come to in each block.
-// Nothing outside ops/norm asks for a method's name: the model asks for a block's plan.
+// What computes outside ops/norm asks for no method's name: the model asks for a block's plan.
 #pragma once
 
 #include <array>
@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "ops/norm/maps.h"
 #include "ops/norm/norm.h"
 
 namespace bhyt {
@@ -33,6 +34,27 @@ struct Method {
   End end;
   bool own_eps;  // eps 1e-6 instead of the model's
 };
+
+constexpr bool reads_block_input(SiteStat s) { return s == SiteStat::approximate || s == SiteStat::block_input; }
+
+// Why a row makes no sense, or nothing.
+constexpr std::string_view fault(const Method& m) {
+  using S = SiteStat;
+  if (dispatch_map(m.map, [](auto map) { return map.kMap; }) != m.map) return "dispatch_map (maps.h) does not know its map";
+  if (reads_block_input(m.site1)) return "the first site has no statistic before it to take";
+  if (reads_block_input(m.site2) && m.site1 != S::rms) return "the second site takes the first one's mean square: rms";
+  if (reads_block_input(m.site2) && m.place == Place::pre_and_post)
+    return "the second site's statistic is of a stream to which attention's output was added without a norm";
+  if (m.gamma_in_constant && m.site2 != S::approximate) return "only an approximated second site has a constant";
+  if ((m.site1 == S::none || m.site2 == S::none) && m.scale != ScaleKind::alpha) return "without a statistic, alpha is the scale";
+  if (m.scale == ScaleKind::alpha && (m.site1 != S::none || m.site2 != S::none)) return "alpha is the scale where there is no statistic";
+  if (m.seed && (m.map != Map::id || m.site1 != S::rms || m.site2 != S::rms)) return "a gated gamma goes with rms and the identity";
+  if (m.seed && (m.beta || m.shift)) return "a gated gamma has neither beta nor shift";
+  if (m.shift && m.map == Map::id) return "a shift inside the identity is a beta times gamma";
+  if (m.end == End::own && m.scale == ScaleKind::lambda) return "with lambda the end is rms_or_exact: lambda_last may be 0";
+  if (m.end == End::rms_or_exact && m.scale != ScaleKind::lambda) return "lambda_last belongs to methods with lambda";
+  return {};
+}
 
 std::span<const Method> methods();
 const std::string& method_names();                                                  // all of them, with spaces between
