@@ -75,12 +75,14 @@ std::int64_t take_all(Context& ctx, const SafeTensor& t, std::int64_t first, std
   return found;
 }
 
-// One parameter from its stored tensor, part by part. Returns how many values are not finite.
-std::int64_t load_tensor(Context& ctx, const WeightFiles::Entry& entry, const Parameter& p) {
+// What becomes of the file's pages of a borrowed parameter, once its values have been looked at.
+enum class Pages { stay, go };
+
+// One parameter from its stored tensor, part by part; one that is borrowed is only looked at. Returns how many values are not finite.
+std::int64_t load_tensor(Context& ctx, const WeightFiles::Entry& entry, const Parameter& p, Pages borrowed_pages) {
   const SafeTensor& t = *entry.tensor;
   const DType type = p.value.dtype;
   const std::int64_t size = t.size();  // a parameter may have more rows
-  if (p.borrowed) return take_all(ctx, t, 0, size, type, nullptr);
   const bool on_gpu = ctx.device().is_cuda(), as_it_is = same_type(t, type);
   std::vector<char> raw(on_gpu && !as_it_is ? static_cast<std::size_t>(std::min(kAtOnce, size)) * size_of(type) : 0);
   const std::uint64_t stored = safetensors_dtype_size(t.dtype);
@@ -89,8 +91,9 @@ std::int64_t load_tensor(Context& ctx, const WeightFiles::Entry& entry, const Pa
     const std::int64_t n = std::min(kAtOnce, size - first);
     const std::size_t begin = static_cast<std::size_t>(first) * size_of(type), bytes = static_cast<std::size_t>(n) * size_of(type);
     char* const to = static_cast<char*>(p.value.data) + begin;
-    non_finite += take_all(ctx, t, first, n, type, !on_gpu ? to : as_it_is ? nullptr : raw.data());
+    non_finite += take_all(ctx, t, first, n, type, p.borrowed ? nullptr : !on_gpu ? to : as_it_is ? nullptr : raw.data());
     if (on_gpu) ctx.copy(ctx.device(), to, Device::cpu(), as_it_is ? static_cast<const char*>(t.data) + begin : raw.data(), bytes);
+    if (p.borrowed && borrowed_pages == Pages::stay) continue;
     entry.file->release(t, static_cast<std::uint64_t>(first) * stored, static_cast<std::uint64_t>(first + n) * stored);
   }
   return non_finite;
@@ -160,7 +163,8 @@ void tell(const WeightFiles::Entry& entry, const Parameter& p, const ValueSink& 
   each_piece(entry, [&](const float* values, std::int64_t first, std::int64_t n) { sink(p, first, n, values); });
 }
 
-void load_from(const WeightFiles& files, const Parameters& into, const ValueSink& sink = {}, const Adapter* adapter = nullptr) {
+void load_from(const WeightFiles& files, const Parameters& into, const ValueSink& sink = {}, const Adapter* adapter = nullptr,
+               Pages borrowed_pages = Pages::stay) {
   check_tied_head(files, into.list());
   for (const Parameter& p : into.list()) {
     if (p.adapter()) continue;
@@ -172,7 +176,8 @@ void load_from(const WeightFiles& files, const Parameters& into, const ValueSink
       continue;
     }
     const bool merged = adapter && adapter->touches(p);
-    const std::int64_t count = merged ? load_merged(into.context(), *entry, p, sink, adapter) : load_tensor(into.context(), *entry, p);
+    const std::int64_t count =
+        merged ? load_merged(into.context(), *entry, p, sink, adapter) : load_tensor(into.context(), *entry, p, borrowed_pages);
     if (count > 0)
       log::warning("{}: tensor {} holds {} values that are not finite", entry->file->path().filename().string(), p.name, count);
     if (sink && !merged) tell(*entry, p, sink);
@@ -205,12 +210,13 @@ std::unordered_map<std::string, void*> usable_matrices(const WeightFiles& files,
   return found;
 }
 
-// What a model borrows from the files, which stay open as long as it lives.
-Borrowed borrow(const std::shared_ptr<const WeightFiles>& files, const std::vector<Parameter>& list, DType type) {
+// What a model borrows from the files, which stay open as long as it lives; without the embedding, all that 8-bit weights take the place
+// of.
+Borrowed borrow(const std::shared_ptr<const WeightFiles>& files, const std::vector<Parameter>& list, DType type, bool embedding) {
   Borrowed out{.lender = files, .find = {}, .rest_is_written = true};
-  out.find = [found = usable_matrices(*files, list, type)](const Parameter& p) -> void* {
+  out.find = [found = usable_matrices(*files, list, type), embedding](const Parameter& p) -> void* {
     const auto it = found.find(p.name);
-    return it == found.end() ? nullptr : it->second;
+    return it == found.end() || (p.role == Role::embedding && !embedding) ? nullptr : it->second;
   };
   return out;
 }
@@ -245,9 +251,15 @@ std::unique_ptr<Model> load_model(Context& ctx, const fs::path& dir, DType type,
   check_fit(dir, *files, list);  // before the memory is asked for: a wrong config may ask for anything
   if (adapter) adapter->check_fits(list);
   Borrowed borrowed{.lender = {}, .find = {}, .rest_is_written = for_generating.has_value()};
-  if (mapped) borrowed = borrow(files, list, type);
+  // Rounded from where they lie, matrix by matrix: a copy of all of them first would be most of the memory that loading takes.
+  const bool rounded = for_generating && for_generating->weights == DType::i8 && !ctx.device().is_cuda() && !adapter;
+  if (mapped || rounded) borrowed = borrow(files, list, type, mapped);
   auto model = std::make_unique<Model>(ctx, config, type, Frozen{}, LoraConfig{}, borrowed);
-  load_from(*files, model->parameters(), {}, adapter);
+  const auto is_borrowed = [](const Parameter& p) { return p.borrowed; };
+  if (mapped && std::ranges::none_of(model->parameters().list(), is_borrowed))
+    log::warning("{}: no weights lie there as {}, which this run computes with: they are copied, --load mapped does nothing{}",
+                 dir.string(), name_of(type), type == DType::f32 ? " (dtype=bf16 takes weights in bf16 as they are)" : "");
+  load_from(*files, model->parameters(), {}, adapter, rounded ? Pages::go : Pages::stay);
   model->refresh_constants();
   if (!for_generating) return model;
   Model::Repack how = *for_generating;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <random>
 
+#include "io/hash.h"
 #include "test_util.h"
 
 namespace bhyt {
@@ -58,6 +59,24 @@ TEST(Hash64, KnownValues) {
     h.update(s.data() + cut, s.size() - cut);
     EXPECT_EQ(h.digest(), 0xFBCEA83C8A378BF1ull) << cut;
   }
+}
+
+// Of the file's pieces, which one thread reads and another goes through: none, one that is cut or full, two, several.
+TEST(Hash64, AFileHasThatOfItsBytes) {
+  const TempDir dir;
+  std::mt19937_64 r(1);
+  std::string bytes(5 * (std::size_t{1} << 19) / 2 + 77, '\0');
+  for (std::size_t i = 0; i + 8 <= bytes.size(); i += 8) {
+    const std::uint64_t word = r();
+    std::memcpy(bytes.data() + i, &word, sizeof word);
+  }
+  for (const std::size_t size : {std::size_t{0}, std::size_t{1}, (std::size_t{1} << 19) - 1, std::size_t{1} << 19,
+                                 (std::size_t{1} << 19) + 1, std::size_t{1} << 20, bytes.size()}) {
+    write_file(dir / "f", bytes.substr(0, size));
+    EXPECT_EQ(hash_file(dir / "f"), hash64(bytes.data(), size)) << size;
+  }
+  EXPECT_ANY_THROW(hash_file(dir / "nowhere"));
+  EXPECT_ANY_THROW(hash_file(dir / "."));
 }
 
 TEST(TokenFile, RoundTripOfBothWidths) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <fstream>
 
 #include "model/checkpoint.h"
 #include "ops/norm/methods.h"
@@ -70,6 +71,33 @@ TEST(MappedLoad, AnotherTypeIsCopied) {
   const auto m = mapped(dir.path(), DType::bf16);
   for (const Parameter& p : m->parameters().list()) EXPECT_FALSE(p.borrowed) << p.name;
   EXPECT_EQ(logits(*m), logits(*load_model(on_cpu(), dir.path(), DType::bf16, Model::Repack{.fold = false})));
+  ::testing::internal::CaptureStderr();
+  mapped(dir.path(), DType::bf16);
+  EXPECT_TRUE(has(::testing::internal::GetCapturedStderr(), "no weights lie there as bf16"));
+  ::testing::internal::CaptureStderr();
+  mapped(dir.path(), DType::f32);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+}
+
+// Matrices become bytes from where they lie in the file; what stays is copied, so that the file may be written to afterwards.
+TEST(MappedLoad, BytesAreMadeFromTheFile) {
+  for (const bool tied : {false, true})
+    for (const DType type : {DType::f32, DType::bf16}) {
+      const TempDir dir;
+      ModelConfig config = small_config("bhyt", 3);
+      config.tied = tied;
+      save(dir, config, type);
+      const auto right = make_model(on_cpu(), config, type);
+      right->repack({.weights = DType::i8});
+      const auto m = load_model(on_cpu(), dir.path(), type, Model::Repack{.weights = DType::i8});
+      for (const Parameter& p : m->parameters().list())
+        EXPECT_EQ(p.borrowed, has(p.name, "o_proj") || has(p.name, "mlp.") || has(p.name, "lm_head")) << p.name;
+      std::fstream file(dir / "model.safetensors", std::ios::in | std::ios::out | std::ios::binary);
+      const std::string zeros(fs::file_size(dir / "model.safetensors"), '\0');
+      file.write(zeros.data(), std::ssize(zeros));
+      file.close();
+      EXPECT_EQ(logits(*m), logits(*right)) << tied << ", " << name_of(type);
+    }
 }
 
 // A header may leave the data on any byte.
