@@ -61,7 +61,10 @@ void add(Load& load, const Question& q, const Tokenizer* tokenizer, const Readin
   if (!tokenizer) return;
   for (const Passage& p : passages_of(*tokenizer, q, reading)) {
     load.once += std::ssize(p.context);
-    for (const auto& ending : p.endings) load.once += std::ssize(ending), load.sent += std::ssize(p.context) + std::ssize(ending);
+    for (const auto& ending : p.endings) {
+      load.once += std::ssize(ending);
+      load.sent += std::ssize(p.context) + std::ssize(ending);
+    }
   }
 }
 

@@ -92,7 +92,8 @@ class NcclCollectives : public Collectives {
     // Other ranks may never come to what is under way when this one fails. Else the watch is there while we wait.
     if (!failing) cudaStreamSynchronize(stream());
     nccl::Comm* const own = watch_.dog().release();
-    if (own) watch_.dog().call("end of NCCL", [&] { failing ? api_.comm_abort(own) : api_.comm_destroy(own); });
+    const auto end = failing ? api_.comm_abort : api_.comm_destroy;
+    if (own) watch_.dog().call("end of NCCL", [&] { end(own); });
   }
 
   Ticket reduce_scatter(const Tensor& from, const Tensor& to, bool add, const std::string& name) override {

@@ -19,7 +19,10 @@ void fit_axes(Figure& f) {
   widen(f, 0, lo, hi);
   f.y = fit_axis(lo, hi, f.log, f.from_zero);
   for (const Line& l : f.lines)
-    for (const double x : l.data.x) first = std::min(first, x), last = std::max(last, x);
+    for (const double x : l.data.x) {
+      first = std::min(first, x);
+      last = std::max(last, x);
+    }
   f.x = {.lo = first, .hi = last, .whole = true};
 }
 

@@ -121,7 +121,10 @@ __global__ void __launch_bounds__(kThreads, 2) chunk_kernel(const PagedCall a, c
       base[r] = top;
       sum[r] *= shrink;
 #pragma unroll
-      for (int i = 0; i < D / 8; ++i) o[0][i][2 * r] *= shrink, o[0][i][2 * r + 1] *= shrink;
+      for (int i = 0; i < D / 8; ++i) {
+        o[0][i][2 * r] *= shrink;
+        o[0][i][2 * r + 1] *= shrink;
+      }
 #pragma unroll
       for (int i = 0; i < kNT; ++i)
 #pragma unroll

@@ -37,8 +37,10 @@ struct Group {
   // The same of the n-th key/value head behind it.
   Group other(std::int64_t n) const {
     Group g = *this;
-    g.q += n * heads * d, g.out += n * heads * d;
-    g.k += n * d, g.v += n * d;
+    g.q += n * heads * d;
+    g.out += n * heads * d;
+    g.k += n * d;
+    g.v += n * d;
     return g;
   }
   std::int64_t rows() const { return heads * queries; }

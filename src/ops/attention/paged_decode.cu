@@ -92,7 +92,10 @@ struct Running {
       base[r] = top;
       sum[r] *= shrink;
 #pragma unroll
-      for (int n = 0; n < D / 8; ++n) o[0][n][2 * r] *= shrink, o[0][n][2 * r + 1] *= shrink;
+      for (int n = 0; n < D / 8; ++n) {
+        o[0][n][2 * r] *= shrink;
+        o[0][n][2 * r + 1] *= shrink;
+      }
 #pragma unroll
       for (int n = 0; n < kNT; ++n)
 #pragma unroll
@@ -111,7 +114,10 @@ struct Running {
       const int row = lane() / 4 + 8 * r;
       if (row >= rows) continue;
       float* const part = warps + (warp * kRows + row) * kPart<D>;
-      if (lane() % 4 == 0) part[0] = base[r], part[1] = all;
+      if (lane() % 4 == 0) {
+        part[0] = base[r];
+        part[1] = all;
+      }
 #pragma unroll
       for (int n = 0; n < D / 8; ++n)
 #pragma unroll
@@ -138,7 +144,10 @@ __device__ __noinline__ void join(const float* from, int n, int stride, int betw
       store1(out + row * D + column, o / sum);
     } else {
       float* const own = to + row * to_between;
-      if (column == 0) own[0] = base, own[1] = sum;
+      if (column == 0) {
+        own[0] = base;
+        own[1] = sum;
+      }
       own[2 + column] = o;
     }
   }
@@ -177,10 +186,13 @@ __device__ __forceinline__ void join_cluster(const float* warps, int n, int rows
     for (int k = 0; k < kMost; ++k) {
       const int of = 4 * k + quarter;
       const float* const part = warps + (of / Cluster * kRows + i / D) * kPart<D>;
-      base[k] = kLowest, sums[k] = os[k] = 0;
-      if (of < n)
-        base[k] = read_there(part, of % Cluster), sums[k] = read_there(part + 1, of % Cluster),
+      base[k] = kLowest;
+      sums[k] = os[k] = 0;
+      if (of < n) {
+        base[k] = read_there(part, of % Cluster);
+        sums[k] = read_there(part + 1, of % Cluster);
         os[k] = read_there(part + 2 + i % D, of % Cluster);
+      }
     }
 #pragma unroll
     for (int k = 0; k < kMost; ++k) top = fmaxf(top, base[k]);
@@ -193,7 +205,10 @@ __device__ __forceinline__ void join_cluster(const float* warps, int n, int rows
       o = fmaf(os[k], shrink, o);
     }
 #pragma unroll
-    for (int by = 1; by < 4; by *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by), o += __shfl_xor_sync(0xffffffffu, o, by);
+    for (int by = 1; by < 4; by *= 2) {
+      sum += __shfl_xor_sync(0xffffffffu, sum, by);
+      o += __shfl_xor_sync(0xffffffffu, o, by);
+    }
     if (quarter == 0) store1(out + i, o / sum);
   }
   arrive();
@@ -334,10 +349,14 @@ void attention_paged_decode(Context& ctx, const PagedCall& call, int first, int 
   // Where there are many blocks, or little shared memory, they are small.
   const bool many = blocks >= multiprocessors(ctx) ||
                     shared_bytes(ctx) < static_cast<std::size_t>(std::max(kShared<64, 8>, kShared<128, 4>)) + kStaticShared;
-  if (head_dim == 64)
-    many ? launch(decode_kernel<64, 4, 1>, 4, kShared<64, 4>) : launch(decode_kernel<64, 8, 1>, 8, kShared<64, 8>);
+  if (head_dim == 64 && many)
+    launch(decode_kernel<64, 4, 1>, 4, kShared<64, 4>);
+  else if (head_dim == 64)
+    launch(decode_kernel<64, 8, 1>, 8, kShared<64, 8>);
+  else if (many)
+    launch(decode_kernel<128, 2, 1>, 2, kShared<128, 2>);
   else
-    many ? launch(decode_kernel<128, 2, 1>, 2, kShared<128, 2>) : launch(decode_kernel<128, 4, 1>, 4, kShared<128, 4>);
+    launch(decode_kernel<128, 4, 1>, 4, kShared<128, 4>);
   check_launch("attention_paged");
 }
 

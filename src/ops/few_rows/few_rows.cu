@@ -138,7 +138,10 @@ LinearOut<Normed> linear_out(const FewResidual& out) {
   to.ldy = static_cast<int>(out.y.ld);
   to.ldz = static_cast<int>(out.z.ld);
   to.tiles = static_cast<int>(out.y.cols() / kTile);
-  if (out.moments) to.moments = out.moments.as<float>(), to.centred = is_centred(out.site->stat);
+  if (out.moments) {
+    to.moments = out.moments.as<float>();
+    to.centred = is_centred(out.site->stat);
+  }
   if (out.z) to.site = {make_params(*out.site, out.y, {}, out.given), out.site->map};
   return to;
 }

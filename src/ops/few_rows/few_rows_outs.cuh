@@ -53,7 +53,8 @@ struct QkvOut {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int i = Lane().row_of(e, n);
-        positions[e] = out.positions[i], sequences[e] = out.sequences[i];
+        positions[e] = out.positions[i];
+        sequences[e] = out.sequences[i];
       }
     }
     __device__ void settle() {}
@@ -83,7 +84,10 @@ struct QkvOut {
     for (int e = 0; e < 2; ++e) {
       const int position = of.positions[e];
       const float* const turns = rope + wide_product(position, d) + t.turn;
-      if (t.rotated) a.cosine[e] = turns[0], a.sine[e] = turns[d / 2];
+      if (t.rotated) {
+        a.cosine[e] = turns[0];
+        a.sine[e] = turns[d / 2];
+      }
       if (t.cached) a.page[e] = table[wide_product(of.sequences[e], table_width) + position / kPage];
     }
     return a;
@@ -183,7 +187,8 @@ struct LinearOut {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float2 both = __bfloat1622float2(__floats2bfloat162_rn(v[2 * half], v[2 * half + 1]));
-      v[2 * half] = both.x, v[2 * half + 1] = both.y;
+      v[2 * half] = both.x;
+      v[2 * half + 1] = both.y;
     }
     if constexpr (Normed) {
 #pragma unroll
@@ -226,7 +231,10 @@ struct LinearOut {
       mean += __shfl_xor_sync(0xffffffffu, mean, 1);
     }
 #pragma unroll
-    for (int k = 0; k < 8; ++k) v[k] -= mean, square = fmaf(v[k], v[k], square);
+    for (int k = 0; k < 8; ++k) {
+      v[k] -= mean;
+      square = fmaf(v[k], v[k], square);
+    }
     square += __shfl_xor_sync(0xffffffffu, square, 1);
     if (threadIdx.x % 2 == 0) write_moments(i, tile, square, mean);
   }

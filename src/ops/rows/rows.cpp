@@ -21,13 +21,19 @@ void check_shapes(const Tensor& some, const Tensor& rows, const Tensor& all) {
 void gather_rows(Context& ctx, const Tensor& from, const Tensor& rows, const Tensor& out) {
   check_shapes(out, rows, from);
   const Operation operation(ctx, "gather_rows", profile::Kind::cross_entropy, from.device);
-  ctx.device().is_cuda() ? cuda::gather_rows(ctx, from, rows, out) : cpu::gather_rows(ctx, from, rows, out);
+  if (ctx.device().is_cuda())
+    cuda::gather_rows(ctx, from, rows, out);
+  else
+    cpu::gather_rows(ctx, from, rows, out);
 }
 
 void scatter_rows(Context& ctx, const Tensor& from, const Tensor& rows, const Tensor& to) {
   check_shapes(from, rows, to);
   const Operation operation(ctx, "scatter_rows", profile::Kind::cross_entropy, to.device);
-  ctx.device().is_cuda() ? cuda::scatter_rows(ctx, from, rows, to) : cpu::scatter_rows(ctx, from, rows, to);
+  if (ctx.device().is_cuda())
+    cuda::scatter_rows(ctx, from, rows, to);
+  else
+    cpu::scatter_rows(ctx, from, rows, to);
 }
 
 }  // namespace bhyt
