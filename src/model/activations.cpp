@@ -32,7 +32,10 @@ struct ActivationTensors::Layout {
   }
   Tensor matrix(std::int64_t cols) { return take(type, {n(), cols}); }
   Tensor stats() { return take(DType::f32, {2, n()}); }
-  void body(Kept& k, bool norms_on_outputs, bool adapters);
+  struct Has {
+    bool output_norms = false, adapters = false;
+  };
+  void body(Kept& k, const Has& has);
 };
 
 namespace {
@@ -44,7 +47,7 @@ bool any_output_norm(const NormPlan& plan) {
 }  // namespace
 
 // All of a block but its input, the norms' outputs and SwiGLU's.
-void ActivationTensors::Layout::body(Kept& k, bool norms_on_outputs, bool adapters) {
+void ActivationTensors::Layout::body(Kept& k, const Has& has) {
   k.stats1 = stats();
   k.stats2 = stats();
   if (norms.aux_loss > 0) k.exact = take(DType::f32, {n()});
@@ -53,9 +56,9 @@ void ActivationTensors::Layout::body(Kept& k, bool norms_on_outputs, bool adapte
   k.lse = take(DType::f32, {plan.batch, config.heads, plan.seq});
   k.x2 = matrix(config.d);
   k.gate_up = matrix(2 * config.mlp);
-  for (std::size_t i = 0; i < kProducts && adapters; ++i)
+  for (std::size_t i = 0; i < kProducts && has.adapters; ++i)
     if (const std::int64_t width = lora.width(static_cast<Product>(i)); width > 0) k.lora[i] = matrix(width);
-  if (!norms_on_outputs) return;
+  if (!has.output_norms) return;
   k.out1 = matrix(config.d);
   k.out2 = matrix(config.d);
   k.stats_out1 = stats();
@@ -72,14 +75,15 @@ void ActivationTensors::lay(Layout& at) {
   };
   // What the backward makes again, or nobody asks for later, is one set for all blocks.
   Kept shared;
-  if (!plan.keeps_block()) at.body(shared, any_output_norm(norms), at.lora.rank > 0);
+  if (!plan.keeps_block()) at.body(shared, {.output_norms = any_output_norm(norms), .adapters = at.lora.rank > 0});
   if (!plan.keeps_z()) lay_norms(shared);
   if (!plan.keeps_h()) shared.h = at.matrix(c.mlp);
   Tensor stream;  // without a backward the stream lives in one place
   kept.clear();
   for (std::size_t l = 0; l < norms.blocks.size(); ++l) {
     Kept k = shared;
-    if (plan.keeps_block()) at.body(k, norms.blocks[l].out1.has_value(), at.lora.adapts_layer(static_cast<std::int64_t>(l)));
+    if (plan.keeps_block())
+      at.body(k, {.output_norms = norms.blocks[l].out1.has_value(), .adapters = at.lora.adapts_layer(static_cast<std::int64_t>(l))});
     if (plan.keeps_z()) lay_norms(k);
     if (plan.keeps_h()) k.h = at.matrix(c.mlp);
     if (plan.backward || !stream) stream = at.matrix(c.d);
