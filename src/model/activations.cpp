@@ -116,8 +116,7 @@ void ActivationTensors::lay(Layout& at) {
 Activations::Activations(Context& ctx, const Model& model, const ActivationPlan& plan)
     : ctx_(ctx), model_(model), plan_(plan), constants_(ctx, DType::f32, {model.config().layers}) {
   check(plan.batch > 0 && plan.seq > 0, "[model] expected at least one token, got {} × {}", plan.batch, plan.seq);
-  check(ctx.device() == model.device(), "[model] expected a context on {}, where the model is, got {}", name_of(model.device()),
-        name_of(ctx.device()));
+  check(ctx.device() == model.device(), "[model] expected a context on {}, where the model is, got {}", model.device(), ctx.device());
   zero(ctx, constants_);
   fit(plan.batch, plan.seq);
 }

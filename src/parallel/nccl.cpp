@@ -236,7 +236,7 @@ class NcclCollectives : public Collectives {
 }  // namespace
 
 std::unique_ptr<Collectives> nccl_collectives(Context& ctx, Group& group, const CollectiveOptions& options) {
-  check_usage(ctx.device().is_cuda(), "[nccl] expected a context on a GPU, got one on {}", name_of(ctx.device()));
+  check_usage(ctx.device().is_cuda(), "[nccl] expected a context on a GPU, got one on {}", ctx.device());
   const nccl::Api* api = nullptr;
   std::vector<nccl::UniqueId> ids(static_cast<std::size_t>(group.size()));
   cuda::use(ctx.device().index);
