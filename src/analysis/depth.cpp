@@ -38,7 +38,9 @@ Stack levelled(const Stack& stack) {
   double attention = 0, mlp = 0;
   for (const LayerGains& l : stack.layers) {
     attention += std::log(l.attention.at(1)) / n;
-    one.rho1 += l.rho1 / n, one.rho2 += l.rho2 / n, one.c_attn += l.c_attn / n;
+    one.rho1 += l.rho1 / n;
+    one.rho2 += l.rho2 / n;
+    one.c_attn += l.c_attn / n;
   }
   one.attention = Gain::constant(std::exp(attention));
   // The MLP's curve: every layer's, at the points of the first.
@@ -171,7 +173,10 @@ DepthError depth_error(const Profile& predicted, const DepthMeasure& measured) {
   for (std::size_t i = 1; i < m.size(); ++i) {
     const double off = std::fabs(std::log(predicted.entrance[i] / m[i]));
     e.mean += off / static_cast<double>(m.size() - 1);
-    if (off > e.worst) e.worst = off, e.layer = static_cast<std::int64_t>(i);
+    if (off > e.worst) {
+      e.worst = off;
+      e.layer = static_cast<std::int64_t>(i);
+    }
   }
   return e;
 }

@@ -54,14 +54,22 @@ Variances variances(const Matrix& a, const Matrix& b) {
   for (std::int64_t r = 0; r < a.rows; ++r) {
     const auto x = a.row(r), y = b.row(r);
     double mean_x = 0, mean_y = 0;
-    for (std::size_t i = 0; i < x.size(); ++i) mean_x += x[i], mean_y += y[i];
-    mean_x /= cols, mean_y /= cols;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      mean_x += x[i];
+      mean_y += y[i];
+    }
+    mean_x /= cols;
+    mean_y /= cols;
     Variances one;
     for (std::size_t i = 0; i < x.size(); ++i) {
       const double dx = x[i] - mean_x, dy = y[i] - mean_y;
-      one.a += dx * dx, one.b += dy * dy, one.covariance += dx * dy;
+      one.a += dx * dx;
+      one.b += dy * dy;
+      one.covariance += dx * dy;
     }
-    v.a += one.a / cols / rows, v.b += one.b / cols / rows, v.covariance += one.covariance / cols / rows;
+    v.a += one.a / cols / rows;
+    v.b += one.b / cols / rows;
+    v.covariance += one.covariance / cols / rows;
   }
   return v;
 }

@@ -14,12 +14,13 @@ std::vector<float> values_of(Context& ctx, const Tensor& t) {
   return out;
 }
 
-// sites: the norms are looked at, too.
-std::vector<Point> points(bool whole, bool sites) {
-  if (whole)
+enum class Look { stream, sites, all };  // sites: the norms, too
+
+std::vector<Point> points(Look look) {
+  if (look == Look::all)
     return {Point::embedding,       Point::block_input, Point::scale1,     Point::z1, Point::q,           Point::k,
             Point::after_attention, Point::scale2,      Point::statistic2, Point::z2, Point::block_output};
-  if (sites)
+  if (look == Look::sites)
     return {Point::embedding, Point::block_input, Point::scale1,      Point::after_attention,
             Point::scale2,    Point::statistic2,  Point::block_output};
   return {Point::embedding, Point::block_output};
@@ -58,8 +59,9 @@ LayerWatch::LayerWatch(const Model& model, Observers& observers, const WatchOpti
   wanted.push_back(0);  // the embedding
   const bool sites = std::ranges::any_of(
       layers_, [](const auto& l) { return l.second.approximation || l.second.attention.saturated() || l.second.mlp.saturated(); });
+  const Look look = options.whole ? Look::all : sites ? Look::sites : Look::stream;
   subscription_ = observers.subscribe(
-      points(options.whole, sites), [this](Context& ctx, const Seen& seen) { see(ctx, seen); }, wanted);
+      points(look), [this](Context& ctx, const Seen& seen) { see(ctx, seen); }, wanted);
 }
 
 void LayerWatch::see(Context& ctx, const Seen& seen) {

@@ -19,7 +19,10 @@ const char* name_of(Verdict v) {
 }
 
 void Finding::add(double case_margin, const std::string& name, double tolerance) {
-  if (checks == 0 || !(case_margin >= margin)) margin = case_margin, worst = name;
+  if (checks == 0 || !(case_margin >= margin)) {
+    margin = case_margin;
+    worst = name;
+  }
   ++checks;
   mean_margin += (case_margin - mean_margin) / static_cast<double>(checks);
   failed += !(case_margin >= -tolerance);  // NaN fails
@@ -48,7 +51,10 @@ double share_within(std::span<const double> x, double a, double lambda) {
 Moments moments(std::span<const double> x) {
   Moments m;
   const auto n = static_cast<double>(x.size());
-  for (const double v : x) m.mean += v / n, m.square += v * v / n;
+  for (const double v : x) {
+    m.mean += v / n;
+    m.square += v * v / n;
+  }
   for (const double v : x) m.variance += (v - m.mean) * (v - m.mean) / n;
   return m;
 }
@@ -60,7 +66,11 @@ double spectral_norm(std::vector<double> a, std::int64_t n) {
     for (std::int64_t p = 0; p < n; ++p)
       for (std::int64_t q = p + 1; q < n; ++q) {
         double pp = 0, qq = 0, pq = 0;
-        for (std::int64_t r = 0; r < n; ++r) pp += at(r, p) * at(r, p), qq += at(r, q) * at(r, q), pq += at(r, p) * at(r, q);
+        for (std::int64_t r = 0; r < n; ++r) {
+          pp += at(r, p) * at(r, p);
+          qq += at(r, q) * at(r, q);
+          pq += at(r, p) * at(r, q);
+        }
         if (pq == 0 || pp == 0 || qq == 0) continue;
         off = std::max(off, std::fabs(pq) / std::sqrt(pp * qq));
         const double t0 = (qq - pp) / (2 * pq), t = std::copysign(1.0, t0) / (std::fabs(t0) + std::sqrt(1 + t0 * t0));

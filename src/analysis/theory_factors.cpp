@@ -37,7 +37,9 @@ void take(Finding& f, const std::vector<Factor>& factors, double ratio, std::int
     if (first) f.assumptions.push_back({.name = factors[i].name, .expected = 1, .measured = 1});
     Assumption& a = f.assumptions[i];
     if (first || !(off <= std::fabs(std::log(a.measured)))) {
-      a.measured = factors[i].value, a.layer = layer, a.met = off <= kQuarter;
+      a.measured = factors[i].value;
+      a.layer = layer;
+      a.met = off <= kQuarter;
       a.says = fmt::format("{} {:.3g} (layer {})", factors[i].says, factors[i].value, layer);
     }
   }
@@ -45,7 +47,9 @@ void take(Finding& f, const std::vector<Factor>& factors, double ratio, std::int
   Assumption& all = f.assumptions.back();
   const double off = std::fabs(std::log(ratio));
   if (first || !(off <= std::fabs(std::log(all.measured)))) {
-    all.measured = ratio, all.layer = layer, all.met = off <= kQuarter;
+    all.measured = ratio;
+    all.layer = layer;
+    all.met = off <= kQuarter;
     all.says = fmt::format("{} is {:.3g} times the claim (layer {})", what, ratio, layer);
   }
   if (total <= kQuarter)
@@ -75,7 +79,8 @@ double head_concentration(const ModelConfig& c, std::int64_t seq, std::int64_t r
     double sum = 0, squares = 0;
     for (std::int64_t s = 0; s <= t; ++s) {
       const double e = std::exp(static_cast<double>(w[static_cast<std::size_t>(s)] - most));
-      sum += e, squares += e * e;
+      sum += e;
+      squares += e * e;
     }
     total += squares / (sum * sum);
   }
@@ -111,7 +116,8 @@ Mapped mapped(const SitePlan& plan, double shift, const Matrix& x, const Matrix&
         for (const float v : x.row(t)) mean += static_cast<double>(v) / static_cast<double>(x.cols);
       for (const float v : x.row(t)) {
         const double u = a * (v - mean), y = decltype(f)::value(u + shift);
-        m.before += u * u * share, m.after += y * y * share;
+        m.before += u * u * share;
+        m.after += y * y * share;
       }
     }
   });

@@ -57,12 +57,18 @@ constexpr double kNearZero = 0.1;  // of its deviation, a mean that counts as no
 // Keeps the reading that is furthest from what is expected, by its logarithm.
 void keep_worst(Assumption& a, double measured, std::int64_t layer, bool first) {
   const auto off = [&](double m) { return m > 0 ? std::fabs(std::log(m / a.expected)) : INFINITY; };
-  if (first || off(measured) > off(a.measured)) a.measured = measured, a.layer = layer;
+  if (first || off(measured) > off(a.measured)) {
+    a.measured = measured;
+    a.layer = layer;
+  }
   a.met = off(a.measured) <= kQuarter;
 }
 
 void keep_most(Assumption& a, double measured, std::int64_t layer, bool first) {
-  if (first || measured > a.measured) a.measured = measured, a.layer = layer;
+  if (first || measured > a.measured) {
+    a.measured = measured;
+    a.layer = layer;
+  }
 }
 
 class ModelCheck {
@@ -170,7 +176,8 @@ class ModelCheck {
   void settle_sites() {
     Assumption& scale = scaled_.assumptions[0];
     if (scaled_.beyond == 0) {
-      scale.measured = 1, scale.says = "so it is at every site";
+      scale.measured = 1;
+      scale.says = "so it is at every site";
     } else {
       scale.met = false;
       scale.says = fmt::format(
@@ -179,7 +186,8 @@ class ModelCheck {
     }
     Assumption& own = jacobian_.assumptions[0];
     if (jacobian_.beyond == 0) {
-      own.measured = 1, own.says = "so it is at every site";
+      own.measured = 1;
+      own.says = "so it is at every site";
     } else {
       own.met = false;
       own.says = fmt::format("approximated second sites as they are: up to {:.3g} times the bound, above it in {} of {}", own.measured,
@@ -254,10 +262,14 @@ Finding ModelCheck::comparison_finding() const {
     ratio = std::max({ratio, g1, g2});
     gain = std::max({gain, rms_gain(values_[l].site1), rms_gain(values_[l].site2)});
     for (const double rho : {a.rho, m.rho})
-      if (rho < least_rho) least_rho = rho, low_layer = static_cast<std::int64_t>(l + 1);
+      if (rho < least_rho) {
+        least_rho = rho;
+        low_layer = static_cast<std::int64_t>(l + 1);
+      }
     RecursionLayer one{
         .c_attention = a.norm > 0 ? a.branch / a.norm : 0, .c_mlp = m.norm > 0 ? m.branch / m.norm : 0, .rho1 = a.rho, .rho2 = m.rho};
-    one.f1 = g1 * g1, one.f2 = g2 * g2;
+    one.f1 = g1 * g1;
+    one.f2 = g2 * g2;
     bhyt.push_back(one);
     one.f1 = one.f2 = 1 / static_cast<double>(l + 1);
     lns.push_back(one);

@@ -161,7 +161,8 @@ std::vector<double> mirrored(Kind kind, std::uint64_t stream, std::int64_t n) {
 std::vector<double> far_out(double lambda, double kappa) {
   const double share = std::tanh(lambda) * std::tanh(lambda) / (kappa * kappa) / 4;
   std::vector<double> x(static_cast<std::size_t>(std::ceil(2 / share)), 0.0);
-  x[0] = 1, x[1] = -1;
+  x[0] = 1;
+  x[1] = -1;
   return x;
 }
 
@@ -185,7 +186,10 @@ Finding variance_sandwich() {
       }
       f.add(above, where + ", upper half alone", 1e-12);  // which needs no bound on a·x
       f.add_beyond(below >= 0);
-      if (s.value / s.low < worst) worst = s.value / s.low, example = where;
+      if (s.value / s.low < worst) {
+        worst = s.value / s.low;
+        example = where;
+      }
     }
   }
   f.assumptions.push_back({.name = "|a·x| ≤ λ everywhere",

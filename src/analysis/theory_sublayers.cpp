@@ -314,10 +314,12 @@ Finding random_comparison() {
       const std::vector<double> a = recursion(input, bhyt), b = recursion(input, lns);
       double margin = INFINITY;
       for (std::size_t l = 1; l < a.size(); ++l) margin = std::min(margin, 1 - a[l] / b[l]);
-      if (least == 0)
+      if (least == 0) {
         f.add(margin > 0 ? margin : margin - 1e-300, fmt::format("{} layers, λ/κ {:.3g} and {:.3g}", layers, g1, g2));
-      else
-        f.add_beyond(margin > 0), worst = std::min(worst, margin);
+      } else {
+        f.add_beyond(margin > 0);
+        worst = std::min(worst, margin);
+      }
     }
   }
   f.assumptions.push_back({.name = "ρ ≥ 0",

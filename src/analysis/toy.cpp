@@ -51,7 +51,10 @@ class NewSite {
     const auto row = [&](std::int64_t i, std::int64_t n) { return Tensor(memory_.t.row_slice(i, 1).data, DType::f32, ctx.device(), {n}); };
     site = {.stat = plan.stat, .map = plan.map, .factor = plan.factor, .eps = plan.eps, .out_factor = plan.out_factor, .gamma = row(0, d)};
     if (plan.scale != ScaleKind::none) site.scale = row(1, 1);
-    if (plan.seed) site.gate = row(2, d), site.direction = row(3, d);
+    if (plan.seed) {
+      site.gate = row(2, d);
+      site.direction = row(3, d);
+    }
     if (plan.beta) site.beta = row(4, d);
     if (plan.shift) site.shift = row(3, 1);
   }
@@ -263,7 +266,10 @@ ToyFindings toy_findings(const std::vector<ToyProfile>& profiles) {
   }
   std::sort(methods.begin(), methods.end());
   for (const auto& m : methods)
-    if (m.first <= 1.02 * methods[0].first) f.flattest.push_back(m.second), f.flattest_growth = methods[0].first;
+    if (m.first <= 1.02 * methods[0].first) {
+      f.flattest.push_back(m.second);
+      f.flattest_growth = methods[0].first;
+    }
   f.rapid_noise = crossing(noise, 1);
   if (f.rapid_noise) f.rapid_alpha = crossing(size, *f.rapid_noise);
   f.saturated_alpha = crossing(saturated, 0.5);

@@ -50,7 +50,10 @@ void print_gains(const DepthOutcome& o) {
   for (std::size_t l = 0; l < o.measure.mlp.size(); ++l) {
     const analysis::SublayerMeasure &a = o.measure.attention[l], &m = o.measure.mlp[l];
     c_mlp += std::log(m.norm > 0 ? m.raw / m.norm : NAN) / static_cast<double>(o.measure.mlp.size());
-    low1 = std::min(low1, a.rho), high1 = std::max(high1, a.rho), low2 = std::min(low2, m.rho), high2 = std::max(high2, m.rho);
+    low1 = std::min(low1, a.rho);
+    high1 = std::max(high1, a.rho);
+    low2 = std::min(low2, m.rho);
+    high2 = std::max(high2, m.rho);
   }
   fmt::print("{}\n", o.source);
   fmt::print(

@@ -108,16 +108,23 @@ int run_synth(const SynthOptions& given, const Common& common) {
   return 0;
 }
 
-int run_info(const std::string& path, bool json, bool verify, std::int64_t head) {
+struct InfoFlags {
+  std::string file;
+  bool verify = false, json = false;
+  std::int64_t head = 0;
+};
+
+int run_info(const InfoFlags& flags) {
+  const std::string& path = flags.file;
   const TokenFile f(path);
-  if (verify) f.verify();
+  if (flags.verify) f.verify();
   Json j = describe(path, f.info(), f.file_bytes());
-  if (verify) j["verified"] = true;
-  std::vector<TokenId> ids(static_cast<std::size_t>(std::min<std::uint64_t>(static_cast<std::uint64_t>(head), f.tokens())));
+  if (flags.verify) j["verified"] = true;
+  std::vector<TokenId> ids(static_cast<std::size_t>(std::min<std::uint64_t>(static_cast<std::uint64_t>(flags.head), f.tokens())));
   f.read(0, ids.size(), ids.data());
-  if (head > 0) j["head"] = ids;
+  if (flags.head > 0) j["head"] = ids;
   if (const auto floor = entropy_floor(path, f.info().meta.kind)) j["entropy_rate"] = *floor;
-  if (json)
+  if (flags.json)
     fmt::print("{}\n", j.dump(2));
   else
     print(j);
@@ -159,19 +166,17 @@ int cmd_data(const std::vector<std::string>& args) {
   synth_app->add_flag("--force", common.force, "replace the files that are there");
   synth_app->add_flag("--json", common.json, "print the result as JSON");
 
-  std::string file;
-  bool verify = false;
-  std::int64_t head = 0;
+  InfoFlags info;
   CLI::App* info_app = app.add_subcommand("info", "what a token file holds");
-  info_app->add_option("file", file, "token file or llm.c shard")->required();
-  info_app->add_flag("--verify", verify, "read everything: checksums, ids, document ends");
-  info_app->add_option("--head", head, "show the first N tokens")->transform(count())->check(between(0));
-  info_app->add_flag("--json", common.json, "print as JSON");
+  info_app->add_option("file", info.file, "token file or llm.c shard")->required();
+  info_app->add_flag("--verify", info.verify, "read everything: checksums, ids, document ends");
+  info_app->add_option("--head", info.head, "show the first N tokens")->transform(count())->check(between(0));
+  info_app->add_flag("--json", info.json, "print as JSON");
 
   parse(app, args);
   if (pack_app->parsed()) return run_pack(packing, tokenizer, common);
   if (synth_app->parsed()) return run_synth(synth, common);
-  return run_info(file, common.json, verify, head);
+  return run_info(info);
 }
 
 }  // namespace bhyt::cli

@@ -303,8 +303,9 @@ std::vector<std::unique_ptr<Candidate>> open_candidates(const EvalFlags& f, cons
   ranks.together([&] {
     for (auto& c : all)
       if (!c->file.empty() && ranks.first())
-        c->samples =
-            std::make_unique<SampleFile>(c->file, settings_of(f, c->subject, where), evaluation.documents(), f.seeds.size() > 1, f.force);
+        c->samples = std::make_unique<SampleFile>(
+            c->file, settings_of(f, c->subject, where),
+            SampleOptions{.documents = evaluation.documents(), .with_seeds = f.seeds.size() > 1, .force = f.force});
   });
   return all;
 }
@@ -377,7 +378,7 @@ int score_requests(const EvalFlags& f, const Placement& where, const Ranks& rank
   std::vector<Likelihood> all;
   const std::size_t known = Sharing{ranks.group}.first_counts([&] {
     if (!f.samples.empty() && ranks.first())
-      samples = std::make_unique<SampleFile>(f.samples, settings, std::ssize(requests), false, f.force);
+      samples = std::make_unique<SampleFile>(f.samples, settings, SampleOptions{.documents = std::ssize(requests), .force = f.force});
     while (samples && all.size() < requests.size()) {
       const std::optional<Likelihood> one = samples->next_request();
       if (!one) break;
@@ -396,7 +397,7 @@ int score_requests(const EvalFlags& f, const Placement& where, const Ranks& rank
                                      });
   if (!whole) return stopped(f, ranks);
   progress.finish();
-  if (ranks.first()) print_requests(all, f.json, !f.samples.empty());
+  if (ranks.first()) print_requests(all, {.json = f.json, .each = f.samples.empty()});
   return 0;
 }
 

@@ -61,7 +61,10 @@ void add(Load& load, const Question& q, const Tokenizer* tokenizer, const Readin
   if (!tokenizer) return;
   for (const Passage& p : passages_of(*tokenizer, q, reading)) {
     load.once += std::ssize(p.context);
-    for (const auto& ending : p.endings) load.once += std::ssize(ending), load.sent += std::ssize(p.context) + std::ssize(ending);
+    for (const auto& ending : p.endings) {
+      load.once += std::ssize(ending);
+      load.sent += std::ssize(p.context) + std::ssize(ending);
+    }
   }
 }
 
@@ -110,19 +113,19 @@ void show_plan(const Evaluation& evaluation, const Tokenizer* tokenizer, const R
   for (const Question& q : shown) show(q);
 }
 
-void print_requests(std::span<const Likelihood> all, bool json, bool written) {
+void print_requests(std::span<const Likelihood> all, const PrintRequests& how) {
   const auto sum = [&](auto value) {
     return std::accumulate(all.begin(), all.end(), 0.0, [&](double s, const Likelihood& l) { return s + value(l); });
   };
   const double total = sum([](const Likelihood& l) { return l.sum; }), tokens = sum([](const Likelihood& l) { return double(l.tokens); });
-  if (json) {
+  if (how.json) {
     OutputJson j{{"requests", all.size()}, {"tokens", static_cast<std::int64_t>(tokens)}, {"loglikelihood", total}};
-    if (!written)
+    if (how.each)
       for (const Likelihood& l : all) j["scores"].push_back({{"loglikelihood", l.sum}, {"is_greedy", l.greedy}, {"tokens", l.tokens}});
     fmt::print("{}\n", j.dump(2));
     return;
   }
-  if (!written)
+  if (how.each)
     for (const Likelihood& l : all) fmt::print("{:.6f}{}\n", l.sum, l.greedy ? " greedy" : "");
   fmt::print("{} requests, {} tokens, log-likelihood {:.4f}\n", all.size(), tokens, total);
 }

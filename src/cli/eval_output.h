@@ -15,6 +15,10 @@ namespace bhyt::cli {
 void print_results(const Evaluation& evaluation, const std::vector<ScoredModel>& models, bool json, const std::string& html);
 // How much there is to do, and three questions.
 void show_plan(const Evaluation& evaluation, const Tokenizer* tokenizer, const Reading& reading, const ChatFormat* chat);
-void print_requests(std::span<const Likelihood> all, bool json, bool written);
+struct PrintRequests {
+  bool json = false;
+  bool each = true;  // every request's own, which may stand in a file already
+};
+void print_requests(std::span<const Likelihood> all, const PrintRequests& how);
 
 }  // namespace bhyt::cli

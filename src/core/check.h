@@ -10,6 +10,10 @@ template <>
 struct fmt::formatter<bhyt::ShapeText> : fmt::formatter<std::string> {
   auto format(const bhyt::ShapeText& s, fmt::format_context& out) const { return fmt::formatter<std::string>::format(s.text(), out); }
 };
+template <>
+struct fmt::formatter<bhyt::Device> : fmt::formatter<std::string> {
+  auto format(bhyt::Device d, fmt::format_context& out) const { return fmt::formatter<std::string>::format(name_of(d), out); }
+};
 
 namespace bhyt {
 

@@ -47,8 +47,6 @@ BHYT_BOTH float fast_exp(float argument) {
 }
 BHYT_BOTH double fast_exp(double x) { return std::exp(x); }
 
-// 1 / (1 + e^-x).
-
 // Rational in x², fitted for the largest relative error: 4e-7 with the rounding of every step. Odd, x for small x, ±1 from ±9.75 on (the
 // fit has passed 1 there, the clamp does the rest).
 BHYT_BOTH float fast_tanh(float argument) {

@@ -46,7 +46,8 @@ struct Batch {
 // Cuts the input into batches of whole lines, whole files or pieces of files.
 class Reader {
  public:
-  Reader(std::vector<InputFile> files, bool lines, bool pieces) : files_(std::move(files)), lines_(lines), pieces_(pieces) {}
+  // text: how files of text are cut; JSONL is always read by lines.
+  Reader(std::vector<InputFile> files, Cut text) : files_(std::move(files)), text_(text) {}
 
   const std::vector<InputFile>& files() const { return files_; }
 
@@ -57,7 +58,7 @@ class Reader {
       start_ = true;
     }
     b.file = file_;
-    b.cut = files_[file_].records == Records::jsonl ? Cut::json_lines : lines_ ? Cut::text_lines : pieces_ ? Cut::piece : Cut::whole;
+    b.cut = files_[file_].records == Records::jsonl ? Cut::json_lines : text_;
     fill(b);
     if (start_) drop_byte_order_mark(b);
     start_ = false;
@@ -105,7 +106,7 @@ class Reader {
   }
 
   std::vector<InputFile> files_;
-  bool lines_, pieces_;
+  Cut text_;
   std::size_t file_ = 0;
   std::unique_ptr<InputStream> stream_;
   std::vector<char> rest_;  // the start of a line that the next batch completes
@@ -246,7 +247,8 @@ class Collector {
 PackResult pack(const Tokenizer& tokenizer, const PackOptions& options) {
   const auto started = std::chrono::steady_clock::now();
   check_usage(!options.inputs.empty(), "nothing to pack: name files, folders or globs");
-  Reader reader(find_inputs(options.inputs), options.lines, tokenizer.splits_anywhere());
+  const Cut text = options.lines ? Cut::text_lines : tokenizer.splits_anywhere() ? Cut::piece : Cut::whole;
+  Reader reader(find_inputs(options.inputs), text);
   double total = 0;
   for (const InputFile& f : reader.files()) {
     std::error_code ec;

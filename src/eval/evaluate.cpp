@@ -113,7 +113,10 @@ bool score_here(const Reader& reader, std::span<const Question> questions,
   std::vector<Passage> passages;
   std::vector<std::size_t> owner;
   for (std::size_t q = 0; q < apart.size(); ++q)
-    for (Passage& p : apart[q]) passages.push_back(std::move(p)), owner.push_back(q);
+    for (Passage& p : apart[q]) {
+      passages.push_back(std::move(p));
+      owner.push_back(q);
+    }
   std::vector<Likelihood> collected;
   std::size_t at = 0;  // the passage that comes next
   const auto take = [&](std::size_t i, std::span<const EndingScore> scores) {

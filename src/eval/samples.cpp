@@ -92,9 +92,9 @@ std::string name_of(const std::string& task, std::int64_t document, std::optiona
 
 }  // namespace
 
-SampleFile::SampleFile(const fs::path& file, const Json& settings, std::int64_t documents, bool with_seeds, bool force)
-    : file_(output_path(file.string())), documents_(documents), with_seeds_(with_seeds) {
-  if (force || !fs::exists(file_) || (fs::is_empty(file_) && !fs::exists(meta_of(file_)))) {
+SampleFile::SampleFile(const fs::path& file, const Json& settings, const SampleOptions& options)
+    : file_(output_path(file.string())), documents_(options.documents), with_seeds_(options.with_seeds) {
+  if (options.force || !fs::exists(file_) || (fs::is_empty(file_) && !fs::exists(meta_of(file_)))) {
     start(settings);
   } else {
     check_settings(file_, read_meta(file_), settings);

@@ -13,11 +13,17 @@
 
 namespace bhyt {
 
+struct SampleOptions {
+  std::int64_t documents = 0;  // lines that it has in the end
+  bool with_seeds = false;     // seeds are written into the lines
+  bool force = false;          // start it anew
+};
+
 class SampleFile {
  public:
   // Starts `file`, or continues it where it is there: its settings (an object: model, tasks, seeds, …) must then be the same, field by
-  // field. `documents`: how many lines it has in the end. Seeds are written into the lines where `with_seeds`. `force` starts it anew.
-  SampleFile(const fs::path& file, const nlohmann::ordered_json& settings, std::int64_t documents, bool with_seeds, bool force);
+  // field.
+  SampleFile(const fs::path& file, const nlohmann::ordered_json& settings, const SampleOptions& options);
 
   // Documents are asked for in the order they are written in. What the file says of the next one, after checking that it is the one that is
   // asked for, with the same prompt; nothing once all that it held was given out: the others are scored, and added in the same order.

@@ -43,7 +43,10 @@ void PagePool::drop(std::int32_t page) {
 
 std::size_t PagePool::Hash::operator()(const Content& c) const {
   std::uint64_t h = static_cast<std::uint32_t>(c.parent);
-  for (const std::int32_t t : c.tokens) h = (h ^ static_cast<std::uint32_t>(t)) * 0x9E3779B97F4A7C15ull, h ^= h >> 29;
+  for (const std::int32_t t : c.tokens) {
+    h = (h ^ static_cast<std::uint32_t>(t)) * 0x9E3779B97F4A7C15ull;
+    h ^= h >> 29;
+  }
   return h;
 }
 

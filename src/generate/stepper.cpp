@@ -132,7 +132,10 @@ void Stepper::give(const std::vector<Scheduler::Part>& plan) {
   for (const auto& part : plan) {
     Sequence& s = *part.sequence;
     std::span<const std::int32_t> ids(s.tokens.data() + part.first, static_cast<std::size_t>(part.count));
-    if (s.flying > 0) fed[pieces.size()] = -1 - s.feed, ids = {&fed[pieces.size()], 1};
+    if (s.flying > 0) {
+      fed[pieces.size()] = -1 - s.feed;
+      ids = {&fed[pieces.size()], 1};
+    }
     const std::span<const Target> follow = targets_of(part);
     pieces.push_back(
         {.tokens = ids, .past = part.first, .pages = s.pages, .begun_by = part.begun_by, .logits = part.chooses, .targets = follow});
@@ -148,10 +151,16 @@ void Stepper::give(const std::vector<Scheduler::Part>& plan) {
   const DecodePass::Result out = pass_->run(pieces);
   const Results to = results_in(results.device_side(), ctx_.device(), rows, step.scored);
   if (rows > 0) choose(out.logits, to, logprobs);
-  if (step.scored > 0) copy(ctx_, out.losses, to.losses), copy(ctx_, out.greedy, to.greedy);
+  if (step.scored > 0) {
+    copy(ctx_, out.losses, to.losses);
+    copy(ctx_, out.greedy, to.greedy);
+  }
   results.fetch(results_bytes(limits_.sequences, step.scored));
   for (const Flying& f : step.parts)
-    if (f.row >= 0) f.sequence->feed = static_cast<std::int32_t>(f.row), ++f.sequence->flying;
+    if (f.row >= 0) {
+      f.sequence->feed = static_cast<std::int32_t>(f.row);
+      ++f.sequence->flying;
+    }
   ++steps;
   flying_.push_back(std::move(step));
 }

@@ -32,7 +32,10 @@ struct ActivationTensors::Layout {
   }
   Tensor matrix(std::int64_t cols) { return take(type, {n(), cols}); }
   Tensor stats() { return take(DType::f32, {2, n()}); }
-  void body(Kept& k, bool norms_on_outputs, bool adapters);
+  struct Has {
+    bool output_norms = false, adapters = false;
+  };
+  void body(Kept& k, const Has& has);
 };
 
 namespace {
@@ -44,7 +47,7 @@ bool any_output_norm(const NormPlan& plan) {
 }  // namespace
 
 // All of a block but its input, the norms' outputs and SwiGLU's.
-void ActivationTensors::Layout::body(Kept& k, bool norms_on_outputs, bool adapters) {
+void ActivationTensors::Layout::body(Kept& k, const Has& has) {
   k.stats1 = stats();
   k.stats2 = stats();
   if (norms.aux_loss > 0) k.exact = take(DType::f32, {n()});
@@ -53,9 +56,9 @@ void ActivationTensors::Layout::body(Kept& k, bool norms_on_outputs, bool adapte
   k.lse = take(DType::f32, {plan.batch, config.heads, plan.seq});
   k.x2 = matrix(config.d);
   k.gate_up = matrix(2 * config.mlp);
-  for (std::size_t i = 0; i < kProducts && adapters; ++i)
+  for (std::size_t i = 0; i < kProducts && has.adapters; ++i)
     if (const std::int64_t width = lora.width(static_cast<Product>(i)); width > 0) k.lora[i] = matrix(width);
-  if (!norms_on_outputs) return;
+  if (!has.output_norms) return;
   k.out1 = matrix(config.d);
   k.out2 = matrix(config.d);
   k.stats_out1 = stats();
@@ -73,7 +76,7 @@ void ActivationTensors::lay(Layout& at) {
   // What the backward makes again, or nobody asks for later, is one set for all blocks.
   Kept shared;
   const bool passed_by = plan.lowest > 1;  // there are blocks below the backward's end
-  if (passed_by || !plan.keeps_block()) at.body(shared, any_output_norm(norms), at.lora.rank > 0);
+  if (passed_by || !plan.keeps_block()) at.body(shared, {.output_norms = any_output_norm(norms), .adapters = at.lora.rank > 0});
   if (passed_by || !plan.keeps_z()) lay_norms(shared);
   if (passed_by || !plan.keeps_h()) shared.h = at.matrix(c.mlp);
   Tensor stream;  // where no backward comes the stream lives in one place
@@ -81,7 +84,8 @@ void ActivationTensors::lay(Layout& at) {
   for (std::size_t l = 0; l < norms.blocks.size(); ++l) {
     Kept k = shared;
     const bool back = plan.backward && static_cast<std::int64_t>(l) + 1 >= plan.lowest;
-    if (back && plan.keeps_block()) at.body(k, norms.blocks[l].out1.has_value(), at.lora.adapts_layer(static_cast<std::int64_t>(l)));
+    if (back && plan.keeps_block())
+      at.body(k, {.output_norms = norms.blocks[l].out1.has_value(), .adapters = at.lora.adapts_layer(static_cast<std::int64_t>(l))});
     if (back && plan.keeps_z()) lay_norms(k);
     if (back && plan.keeps_h()) k.h = at.matrix(c.mlp);
     if (back || l == 0) stream = at.matrix(c.d);  // not !stream: it has no place while this only measures
@@ -114,8 +118,7 @@ void ActivationTensors::lay(Layout& at) {
 Activations::Activations(Context& ctx, const Model& model, const ActivationPlan& plan)
     : ctx_(ctx), model_(model), plan_(plan), constants_(ctx, DType::f32, {model.config().layers}) {
   check(plan.batch > 0 && plan.seq > 0, "[model] expected at least one token, got {} × {}", plan.batch, plan.seq);
-  check(ctx.device() == model.device(), "[model] expected a context on {}, where the model is, got {}", name_of(model.device()),
-        name_of(ctx.device()));
+  check(ctx.device() == model.device(), "[model] expected a context on {}, where the model is, got {}", model.device(), ctx.device());
   zero(ctx, constants_);
   fit(plan.batch, plan.seq);
 }

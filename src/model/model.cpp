@@ -135,7 +135,7 @@ void Model::repack(const Repack& how) {
   if (how.weights) {
     check(how.weights == DType::i8 || how.weights == DType::f8, "[model] expected weights in int8 or fp8, got {}", name_of(*how.weights));
     check_usage(how.weights == DType::i8 || device().is_cuda(),
-                "weights in fp8 are for a GPU, the model is on {}: int8 is there for any device", name_of(device()));
+                "weights in fp8 are for a GPU, the model is on {}: int8 is there for any device", device());
     check_usage(type() == DType::bf16 || !device().is_cuda(), "weights in {} on a GPU go with dtype=bf16, got {}", name_of(*how.weights),
                 name_of(type()));
   }

@@ -18,8 +18,7 @@ class Group {
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(hosts_.size()); }
-  int local_rank() const { return local_rank_; }  // among those on this host
-  int local_size() const { return local_size_; }
+  int local_size() const { return local_size_; }  // ranks on this host
   const std::string& host(int rank) const { return hosts_[static_cast<std::size_t>(rank)]; }
 
   // All ranks call these, in the same order, one thread at a time. They wait; a rank that does not answer within the time limit is an Error
@@ -38,7 +37,7 @@ class Group {
   virtual void close() = 0;
 
  protected:
-  int rank_ = 0, local_rank_ = 0, local_size_ = 1;
+  int rank_ = 0, local_size_ = 1;
   double timeout_ = 600;
   std::vector<std::string> hosts_;
 };

@@ -187,7 +187,10 @@ class HostCollectives : public Collectives {
     const std::int64_t chunk = std::max<std::int64_t>(static_cast<std::int64_t>(options_.bucket) / (element * ranks()), 1024);
     for (std::int64_t at = 0; at < n; at += chunk) {
       const std::int64_t size = std::min(chunk, n - at);
-      low ? reduce_bf16(from, to, n, at, size, add) : reduce_fp32(from, to, n, at, size, add);
+      if (low)
+        reduce_bf16(from, to, n, at, size, add);
+      else
+        reduce_fp32(from, to, n, at, size, add);
     }
   }
   void reduce_fp32(const float* from, float* to, std::int64_t n, std::int64_t at, std::int64_t size, bool add) {

@@ -92,7 +92,8 @@ class NcclCollectives : public Collectives {
     // Other ranks may never come to what is under way when this one fails. Else the watch is there while we wait.
     if (!failing) cudaStreamSynchronize(stream());
     nccl::Comm* const own = watch_.dog().release();
-    if (own) watch_.dog().call("end of NCCL", [&] { failing ? api_.comm_abort(own) : api_.comm_destroy(own); });
+    const auto end = failing ? api_.comm_abort : api_.comm_destroy;
+    if (own) watch_.dog().call("end of NCCL", [&] { end(own); });
   }
 
   Ticket reduce_scatter(const Tensor& from, const Tensor& to, bool add, const std::string& name) override {
@@ -235,7 +236,7 @@ class NcclCollectives : public Collectives {
 }  // namespace
 
 std::unique_ptr<Collectives> nccl_collectives(Context& ctx, Group& group, const CollectiveOptions& options) {
-  check_usage(ctx.device().is_cuda(), "[nccl] expected a context on a GPU, got one on {}", name_of(ctx.device()));
+  check_usage(ctx.device().is_cuda(), "[nccl] expected a context on a GPU, got one on {}", ctx.device());
   const nccl::Api* api = nullptr;
   std::vector<nccl::UniqueId> ids(static_cast<std::size_t>(group.size()));
   cuda::use(ctx.device().index);

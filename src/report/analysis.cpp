@@ -92,7 +92,7 @@ void fit_panel(Figure& f, bool may_log) {
   double lo = kGap, hi = kGap;
   widen(f, 0, lo, hi);
   f.log = may_log && lo > 0 && hi > 20 * lo;
-  f.y = fit_axis(lo, hi, f.log, !f.log && lo >= 0);
+  f.y = fit_axis(lo, hi, {.log = f.log, .from_zero = !f.log && lo >= 0});
   double end = 1;
   for (const Line& l : f.lines)
     for (const double x : l.data.x) end = std::fmax(end, x);
@@ -199,7 +199,7 @@ Figure scatter_figure(const Json& model, int run, const Json& layer, bool severa
     }
   }
   f.log = lo > 0 && hi > 20 * lo;
-  f.x = f.y = fit_axis(lo, hi, f.log, false);
+  f.x = f.y = fit_axis(lo, hi, {.log = f.log});
   f.lines.push_back({.run = kGrey, .data = {.x = {f.x.lo, f.x.hi}, .y = {f.x.lo, f.x.hi}, .lo = {}, .hi = {}}});
   f.lines.push_back(std::move(points));
   return f;

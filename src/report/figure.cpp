@@ -81,7 +81,7 @@ void fit(std::vector<Figure>& figures, double last_step, double window) {
     double lo = kGap, hi = kGap, end = 1;
     for (const Figure& other : figures)
       if (&other == &f || (!f.group.empty() && other.group == f.group)) widen(other, window, lo, hi);
-    f.y = fit_axis(lo, hi, f.log, f.from_zero);
+    f.y = fit_axis(lo, hi, {.log = f.log, .from_zero = f.from_zero});
     for (const Line& l : f.lines)
       if (!l.data.x.empty()) end = std::max(end, l.data.x.back());
     f.x = {.lo = f.close ? f.x.lo : 0, .hi = f.steps ? last_step : end, .whole = true};

@@ -68,16 +68,16 @@ std::string tick_label(double v, double step) {
   return fmt::format("{:.7g}", v);
 }
 
-Axis fit_axis(double lo, double hi, bool log, bool from_zero) {
-  if (!(lo <= hi)) return {.lo = log ? 0.1 : 0, .hi = 1, .log = log};
-  if (log) {
+Axis fit_axis(double lo, double hi, const AxisKind& kind) {
+  if (!(lo <= hi)) return {.lo = kind.log ? 0.1 : 0, .hi = 1, .log = kind.log};
+  if (kind.log) {
     const double air = lo == hi ? 1.5 : std::pow(hi / lo, 0.05);
     return {.lo = lo / air, .hi = hi * air, .log = true};
   }
-  if (from_zero) lo = std::fmin(0, lo);
+  if (kind.from_zero) lo = std::fmin(0, lo);
   double air = (hi - lo) * 0.05;
   if (!(air > 0)) air = hi == 0 ? 1 : std::fabs(hi) * 0.1;
-  return {.lo = from_zero && lo == 0 ? 0 : lo - air, .hi = hi + air};
+  return {.lo = kind.from_zero && lo == 0 ? 0 : lo - air, .hi = hi + air};
 }
 
 }  // namespace bhyt::report

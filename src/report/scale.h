@@ -24,6 +24,9 @@ std::vector<double> log_ticks(double lo, double hi, int about);
 std::string tick_label(double value, double step = 0);
 
 // A range with some air around [lo, hi], also where they are equal or not there at all (NaN).
-Axis fit_axis(double lo, double hi, bool log, bool from_zero);
+struct AxisKind {
+  bool log = false, from_zero = false;
+};
+Axis fit_axis(double lo, double hi, const AxisKind& kind = {});
 
 }  // namespace bhyt::report

@@ -17,9 +17,12 @@ constexpr double kMargin = 24, kHead = 44, kBetween = 28;
 void fit_axes(Figure& f) {
   double lo = kGap, hi = kGap, first = INFINITY, last = -INFINITY;
   widen(f, 0, lo, hi);
-  f.y = fit_axis(lo, hi, f.log, f.from_zero);
+  f.y = fit_axis(lo, hi, {.log = f.log, .from_zero = f.from_zero});
   for (const Line& l : f.lines)
-    for (const double x : l.data.x) first = std::min(first, x), last = std::max(last, x);
+    for (const double x : l.data.x) {
+      first = std::min(first, x);
+      last = std::max(last, x);
+    }
   f.x = {.lo = first, .hi = last, .whole = true};
 }
 

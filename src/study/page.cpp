@@ -81,7 +81,7 @@ std::string curves(const Pivot& pivot, const fs::path& folder) {
       }
   if (f.lines.empty() || !std::isfinite(lowest)) return "";
   f.cap = std::fmin(highest, lowest + 3);  // what is learned in the first steps would flatten the rest
-  f.y = report::fit_axis(lowest, f.cap, false, false);
+  f.y = report::fit_axis(lowest, f.cap);
   f.x = {.lo = 0, .hi = end, .whole = true};
   return figure_html(f, 0);
 }
@@ -125,7 +125,7 @@ std::optional<report::Figure> across_figure(const Pivot& pivot) {
   if (!(least < most)) return std::nullopt;           // one column that has losses is no line
   const double top = std::fmin(highest, lowest + 1);  // a run that learns nothing must not flatten the others
   if (top < highest) f.caption = "Cut one nat above the lowest.";
-  f.y = report::fit_axis(lowest, top, false, false);
+  f.y = report::fit_axis(lowest, top);
   f.x = {.lo = least, .hi = most, .log = least > 0 && most / least >= 3};
   const double air = f.x.log ? std::pow(most / least, 0.03) : 0.03 * (most - least);
   f.x.lo = f.x.log ? least / air : least - air;

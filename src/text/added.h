@@ -13,8 +13,6 @@ class AddedMatcher {
  public:
   // Takes those of the tokens whose `normalized` is as asked. Keeps pointers into them.
   AddedMatcher(const std::vector<AddedToken>& tokens, bool normalized);
-  bool has_special() const { return special_; }
-  bool has_plain() const { return plain_; }
 
   // Calls between(text) and found(token) in order. Without `special`, special tokens stay text and no space is swallowed.
   template <class Between, class Found>

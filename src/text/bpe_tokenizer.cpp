@@ -69,7 +69,7 @@ class BpeTokenizer final : public Tokenizer {
     raw_.split(
         text, options.special,
         [&](std::string_view part) {
-          encode_stretch(part, ids, options.special, first);
+          encode_stretch(part, ids, {.special = options.special, .first = first});
           first = false;
         },
         [&](const AddedToken& t) {
@@ -108,18 +108,22 @@ class BpeTokenizer final : public Tokenizer {
   TokenId byte_symbol(char byte) const { return pieces_.find(std::string_view(&byte, 1)); }
 
   // Text between added tokens, from normalization to ids.
-  void encode_stretch(std::string_view text, std::vector<TokenId>& ids, bool special, bool first) const {
+  struct Stretch {
+    bool special = true;  // added tokens are looked for, and a space may be put in front
+    bool first = false;   // of the text
+  };
+  void encode_stretch(std::string_view text, std::vector<TokenId>& ids, Stretch at) const {
     std::string changed;
     if (spec_.nfc) text = changed = unicode::nfc(text);
     normalized_.split(
-        text, special,
+        text, at.special,
         [&](std::string_view part) {
-          encode_plain(part, ids, special && (spec_.prefix == Prefix::every || (spec_.prefix == Prefix::first && first)));
-          first = false;
+          encode_plain(part, ids, at.special && (spec_.prefix == Prefix::every || (spec_.prefix == Prefix::first && at.first)));
+          at.first = false;
         },
         [&](const AddedToken& t) {
           ids.push_back(t.id);
-          first = false;
+          at.first = false;
         });
   }
 

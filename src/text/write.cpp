@@ -53,8 +53,11 @@ Json model(const TokenizerSpec& spec) {
           {"merges", std::move(merges)}};
 }
 
-Json byte_level(bool prefix, bool regex) {
-  return {{"type", "ByteLevel"}, {"add_prefix_space", prefix}, {"trim_offsets", true}, {"use_regex", regex}};
+struct ByteLevel {
+  bool prefix = true, regex = true;
+};
+Json byte_level(const ByteLevel& how) {
+  return {{"type", "ByteLevel"}, {"add_prefix_space", how.prefix}, {"trim_offsets", true}, {"use_regex", how.regex}};
 }
 
 Json normalizer(const TokenizerSpec& spec) {
@@ -79,12 +82,12 @@ Json pre_tokenizer(const TokenizerSpec& spec) {
   if (spec.pattern != Pattern::whole && spec.pattern != Pattern::gpt2)
     steps.push_back(
         {{"type", "Split"}, {"pattern", {{"Regex", pattern_regex(spec.pattern)}}}, {"behavior", "Isolated"}, {"invert", false}});
-  steps.push_back(byte_level(spec.prefix != Prefix::none, spec.pattern == Pattern::gpt2));
+  steps.push_back(byte_level({.prefix = spec.prefix != Prefix::none, .regex = spec.pattern == Pattern::gpt2}));
   return steps.size() == 1 ? steps[0] : Json{{"type", "Sequence"}, {"pretokenizers", steps}};
 }
 
 Json post_processor(const TokenizerSpec& spec) {
-  const Json offsets = spec.style == BpeStyle::byte_level ? byte_level(spec.prefix != Prefix::none, true) : Json();
+  const Json offsets = spec.style == BpeStyle::byte_level ? byte_level({.prefix = spec.prefix != Prefix::none}) : Json();
   if (spec.before.empty() && spec.after.empty()) return offsets;
   Json single = Json::array(), pair = Json::array(), known = Json::object();
   const auto token = [&](TokenId id, int type) {
@@ -103,7 +106,7 @@ Json post_processor(const TokenizerSpec& spec) {
 }
 
 Json decoder(const TokenizerSpec& spec) {
-  if (spec.style == BpeStyle::byte_level) return byte_level(true, true);
+  if (spec.style == BpeStyle::byte_level) return byte_level({});
   Json steps = Json::array();
   if (spec.metaspace) steps.push_back({{"type", "Replace"}, {"pattern", {{"String", kMetaspace}}}, {"content", " "}});
   steps.push_back({{"type", "ByteFallback"}});

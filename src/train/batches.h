@@ -42,7 +42,6 @@ class Uploader {
   Batch piece(std::int64_t i) const;  // the i-th micro-batch
   std::int64_t pieces() const { return pieces_of(rows()); }
   std::int64_t pieces_of(std::int64_t rows) const { return (rows + piece_rows() - 1) / piece_rows(); }
-  std::int64_t rows_in_pieces() const { return piece_rows(); }
   std::int64_t batch() const { return shape_.batch; }  // the most rows
   std::int64_t most_pieces() const { return (shape_.batch + shape_.micro_batch - 1) / shape_.micro_batch; }
 

@@ -166,16 +166,20 @@ void introduce(const Session& s) {
     log::warning("{}: of no use to the method {}", fmt::join(unused, ", "), c.model.config.norm.method);
 }
 
+enum class Use { training, validation };
+
 // Fine-tuning's batches. On a GPU rows come in few lengths: each is recorded as a graph once.
-std::unique_ptr<BatchSource> chat_batches(const RunConfig& c, const std::vector<WeightedExamples>& sets, bool training, bool prepared) {
+std::unique_ptr<BatchSource> chat_batches(const RunConfig& c, const ChatData& chat, Use use) {
+  const bool training = use == Use::training;
+  const std::vector<WeightedExamples>& sets = training ? chat.train : chat.valid;
   const std::int64_t multiple = (c.data.seq_len / 16 + 7) / 8 * 8;
   return example_batches(sets, {.batch = c.train.batch,
                                 .seq_len = c.data.seq_len,
                                 .multiple = std::max<std::int64_t>(multiple, c.device.is_cuda() ? 128 : 8),
                                 .seed = c.run.seed,
                                 .packing = training ? c.data.chat->packing : Packing::none,
-                                .shuffle = training && !prepared ? c.data.chat->shuffle : Shuffle::none,
-                                .rounds = training && prepared});
+                                .shuffle = training && !chat.prepared ? c.data.chat->shuffle : Shuffle::none,
+                                .rounds = training && chat.prepared});
 }
 
 // The model of model.init under another norm, fitted to data.calibrate, or to the run's own data.
@@ -187,7 +191,7 @@ void convert_norms(Session& s, std::optional<std::uint64_t> grow) {
     RunConfig c = s.config;
     c.train.batch = batch;
     if (!s.data.calibrate.empty()) return training_rows(s.data.calibrate, c);
-    return s.data.chat ? chat_batches(c, s.data.chat->train, true, s.data.chat->prepared) : training_rows(s.data.train, c);
+    return s.data.chat ? chat_batches(c, *s.data.chat, Use::training) : training_rows(s.data.train, c);
   };
   const auto data = open(calibration_batch(open(1)->rows(), s.config.data.seq_len));
   const Calibration done = calibrate(*s.ctx, *source, *s.model, *data);
@@ -315,8 +319,8 @@ void open_data(Session& s) {
   ChatData& chat = *s.data.chat;
   read_chat_data(s.ctx->threads(), c.data, chat);
   check_vocabulary(chat, c.model.config);
-  s.train = own(chat_batches(c, chat.train, true, chat.prepared));
-  if (!chat.valid.empty()) s.valid = own(chat_batches(c, chat.valid, false, chat.prepared));
+  s.train = own(chat_batches(c, chat, Use::training));
+  if (!chat.valid.empty()) s.valid = own(chat_batches(c, chat, Use::validation));
 }
 
 // Rows that steps count as an epoch: of conversations whole batches, for the last one may be short.

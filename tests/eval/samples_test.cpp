@@ -22,7 +22,7 @@ using OrderedJson = nlohmann::ordered_json;
 class SampleFiles : public ::testing::Test {
  protected:
   SampleFile open(std::int64_t documents = 3, bool force = false, const OrderedJson& settings = {{"model", "A"}, {"shots", 3}}) const {
-    return {file_, settings, documents, false, force};
+    return {file_, settings, {.documents = documents, .force = force}};
   }
   std::string text() const { return read_text(file_); }
   void write(const std::string& bytes) const { std::ofstream(file_, std::ios::binary) << bytes; }
@@ -189,12 +189,12 @@ TEST_F(SampleFiles, AnotherDocumentOrPromptIsRefused) {
 
 TEST_F(SampleFiles, SeedsStandInTheLinesWhereThereAreSeveral) {
   {
-    SampleFile file(file_, OrderedJson::object(), 2, true, false);
+    SampleFile file(file_, OrderedJson::object(), {.documents = 2, .with_seeds = true});
     file.add(question(0), kGraded, 42);
     file.add(question(0), kGraded, 43);
   }
   EXPECT_NE(text().find("\"seed\":43"), std::string::npos);
-  SampleFile again(file_, OrderedJson::object(), 2, true, false);
+  SampleFile again(file_, OrderedJson::object(), {.documents = 2, .with_seeds = true});
   EXPECT_EQ(again.next(question(0), 42).value().seed, 42);
   const std::string message = refusal([&] { again.next(question(0), 44); });
   EXPECT_NE(message.find("expected arc_easy document 0 (seed 44), got arc_easy document 0 (seed 43)"), std::string::npos) << message;

@@ -35,15 +35,15 @@ std::vector<float> train(Device device, const ModelConfig& c, DType type) {
   const auto m = make_model(ctx, c, type);
   const Parameters& parameters = m->parameters();
   const OwnedTensor first(ctx, DType::f32, {parameters.arena_size()}), second(ctx, DType::f32, {parameters.arena_size()}),
-      rests(ctx, DType::u16, {parameters.arena_size()}), norm(ctx, DType::f32, {1});
-  for (const Tensor& t : {first.t, second.t, rests.t}) zero(ctx, t);
+      low_bits(ctx, DType::u16, {parameters.arena_size()}), norm(ctx, DType::f32, {1});
+  for (const Tensor& t : {first.t, second.t, low_bits.t}) zero(ctx, t);
   const auto spans = spans_of(parameters);
   TrainingStep step(ctx, *m, draw_rows(c.vocab, 8));
   std::vector<float> out;
   for (std::int64_t i = 1; i <= 3; ++i) {
     out.push_back(static_cast<float>(step.run().loss));
     gradient_norm(ctx, step.gradients.arena, spans, norm);
-    adamw(ctx, rests, step.gradients.arena, first, second, spans,
+    adamw(ctx, low_bits, step.gradients.arena, first, second, spans,
           {.lr = 0.01, .weight_decay = 0.1, .step = i, .grad_norm = norm, .loss = {}, .clip = 1});
     m->refresh_constants();
   }

@@ -58,8 +58,8 @@ void naive(Arrays& a, const Layout& layout, double clip) {
   });
 }
 
-// Between fp32 masters and what holds them: the values of an fp32 run, values and rests of a bf16 one.
-void set_masters(Context& ctx, const Tensor& from, const Tensor& value, const Tensor& rests) {
+// Between fp32 masters and what holds them: the values of an fp32 run, values and low bits of a bf16 one.
+void set_masters(Context& ctx, const Tensor& from, const Tensor& value, const Tensor& low_bits) {
   if (value.dtype == DType::f32) return copy(ctx, from, value);
   std::vector<bf16> values;
   std::vector<std::uint16_t> low;
@@ -68,15 +68,15 @@ void set_masters(Context& ctx, const Tensor& from, const Tensor& value, const Te
     values.push_back(s.value), low.push_back(s.low);
   }
   ctx.copy(value.device, value.data, Device::cpu(), values.data(), value.bytes());
-  ctx.copy(rests.device, rests.data, Device::cpu(), low.data(), rests.bytes());
+  ctx.copy(low_bits.device, low_bits.data, Device::cpu(), low.data(), low_bits.bytes());
 }
-void get_masters(Context& ctx, const Tensor& value, const Tensor& rests, const Tensor& to) {
+void get_masters(Context& ctx, const Tensor& value, const Tensor& low_bits, const Tensor& to) {
   if (value.dtype == DType::f32) return copy(ctx, value, to);
   std::vector<bf16> values(static_cast<std::size_t>(value.size()));
   std::vector<std::uint16_t> low(values.size());
   std::vector<float> w;
   ctx.copy(Device::cpu(), values.data(), value.device, value.data, value.bytes());
-  ctx.copy(Device::cpu(), low.data(), rests.device, rests.data, rests.bytes());
+  ctx.copy(Device::cpu(), low.data(), low_bits.device, low_bits.data, low_bits.bytes());
   for (std::size_t i = 0; i < values.size(); ++i) w.push_back(join(values[i], low[i]));
   ctx.copy(to.device, to.data, Device::cpu(), w.data(), to.bytes());
 }
@@ -98,15 +98,15 @@ Case adamw_case(std::vector<std::int64_t> sizes, double clip, bool in_place = fa
           .reference = [=](Arrays& a, Round) { naive(a, layout, clip); },
           .forward =
               [=](CaseTensors& k) {
-                const Tensor& rests = k.scratch("rests", DType::u16, shape);
+                const Tensor& low_bits = k.scratch("low_bits", DType::u16, shape);
                 if (!in_place)
-                  copy(k.ctx(), k["m"], k["m'"]), copy(k.ctx(), k["v"], k["v'"]), set_masters(k.ctx(), k["w"], k["value"], rests);
+                  copy(k.ctx(), k["m"], k["m'"]), copy(k.ctx(), k["v"], k["v'"]), set_masters(k.ctx(), k["w"], k["value"], low_bits);
                 const auto spans = layout.spans(k["value"]);
                 const std::string end = in_place ? "" : "'";
                 gradient_norm(k.ctx(), k["g"], spans, k["norm"]);
-                adamw(k.ctx(), rests, k["g"], k["m" + end], k["v" + end], spans,
+                adamw(k.ctx(), low_bits, k["g"], k["m" + end], k["v" + end], spans,
                       {.lr = kLr, .eps = kEps, .weight_decay = kDecay, .step = kStep, .grad_norm = k["norm"], .clip = clip});
-                if (!in_place) get_masters(k.ctx(), k["value"], rests, k["w'"]);
+                if (!in_place) get_masters(k.ctx(), k["value"], low_bits, k["w'"]);
               },
           .bytes = 32.0 * static_cast<double>(layout.total)};
 }
@@ -123,16 +123,17 @@ void check_bad_numbers(Context& ctx) {
     const OwnedTensor w = make_tensor(ctx, DType::f32, {3}, {1.001, 2, 3}), g = make_tensor(ctx, DType::f32, {3}, {1, bad, 1});
     const OwnedTensor m = make_tensor(ctx, DType::f32, {3}, {4, 5, 6}), v = make_tensor(ctx, DType::f32, {3}, {7, 8, 9});
     const OwnedTensor value = make_tensor(ctx, DType::bf16, {3}), norm = make_tensor(ctx, DType::f32, {1});
-    const OwnedTensor rests(ctx, DType::u16, {3});
-    set_masters(ctx, w, value, rests);
+    const OwnedTensor low_bits(ctx, DType::u16, {3});
+    set_masters(ctx, w, value, low_bits);
     const std::vector<ArenaSpan> spans{{0, 3, value, true}};
     gradient_norm(ctx, g, spans, norm);
     EXPECT_FALSE(std::isfinite(to_doubles(ctx, norm)[0]));
-    for (const double clip : {0.0, 1.0}) adamw(ctx, rests, g, m, v, spans, {.lr = 1, .weight_decay = 1, .grad_norm = norm, .clip = clip});
+    for (const double clip : {0.0, 1.0})
+      adamw(ctx, low_bits, g, m, v, spans, {.lr = 1, .weight_decay = 1, .grad_norm = norm, .clip = clip});
     const OwnedTensor good = make_tensor(ctx, DType::f32, {1}, {1}), loss = make_tensor(ctx, DType::f32, {1}, {bad});
-    adamw(ctx, rests, m, m, v, spans, {.lr = 1, .weight_decay = 1, .grad_norm = good, .loss = loss});
+    adamw(ctx, low_bits, m, m, v, spans, {.lr = 1, .weight_decay = 1, .grad_norm = good, .loss = loss});
     const OwnedTensor after = make_tensor(ctx, DType::f32, {3});
-    get_masters(ctx, value, rests, after);
+    get_masters(ctx, value, low_bits, after);
     EXPECT_EQ(to_doubles(ctx, after), to_doubles(ctx, w));
     EXPECT_EQ(to_doubles(ctx, m), (std::vector<double>{4, 5, 6}));
     EXPECT_EQ(to_doubles(ctx, v), (std::vector<double>{7, 8, 9}));
@@ -181,7 +182,7 @@ TEST(AdamW, RefusesSpansOutsideTheArena) {
   EXPECT_THROW(adamw(on_cpu(), {}, w, w, w, {{0, 3, value, false}}, {}), Error);
   EXPECT_THROW(adamw(on_cpu(), {}, w, w, w, {{0, 2, value, false}}, {}), Error);
   EXPECT_THROW(adamw(on_cpu(), {}, w, w, w, {}, {.clip = 1}), Error);
-  EXPECT_THROW(adamw(on_cpu(), {}, w, w, w, {{0, 2, make_tensor(on_cpu(), DType::bf16, {2}), false}}, {}), Error);  // no rests
+  EXPECT_THROW(adamw(on_cpu(), {}, w, w, w, {{0, 2, make_tensor(on_cpu(), DType::bf16, {2}), false}}, {}), Error);  // no low bits
 }
 
 }  // namespace

@@ -70,7 +70,7 @@ class Meeting {
 class ThreadGroup : public parallel::Group {
  public:
   ThreadGroup(Meeting& meeting, int rank, int size) : meeting_(meeting) {
-    rank_ = local_rank_ = rank;
+    rank_ = rank;
     local_size_ = size;
     hosts_.assign(static_cast<std::size_t>(size), "here");
   }

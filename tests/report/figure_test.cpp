@@ -71,13 +71,13 @@ TEST(Ticks, Labels) {
 TEST(Axis, FitsAnything) {
   for (const bool log : {false, true})
     for (const auto& [lo, hi] : {std::pair{kNaN, kNaN}, {1.0, 1.0}, {1e-30, 1e30}, {2.0, 3.0}}) {
-      const Axis a = fit_axis(lo, hi, log, false);
+      const Axis a = fit_axis(lo, hi, {.log = log});
       EXPECT_LT(a.lo, a.hi);
       EXPECT_TRUE(std::isfinite(a.at(a.lo)) && std::isfinite(a.at(a.hi)));
     }
-  EXPECT_EQ(fit_axis(2, 3, false, true).lo, 0);
-  EXPECT_LT(fit_axis(0, 0, false, false).lo, 0);
-  EXPECT_TRUE(std::isnan(fit_axis(1, 2, true, false).at(-1)));
+  EXPECT_EQ(fit_axis(2, 3, {.from_zero = true}).lo, 0);
+  EXPECT_LT(fit_axis(0, 0).lo, 0);
+  EXPECT_TRUE(std::isnan(fit_axis(1, 2, {.log = true}).at(-1)));
 }
 
 TEST(Thin, ShortSeriesStayAsTheyAre) {

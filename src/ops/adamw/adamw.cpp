@@ -11,8 +11,8 @@ namespace {
 
 void check_arena(const Tensor& t, const Tensor& like, const char* what) {
   check(t.dtype == DType::f32 && t.contiguous() && t.size() == like.size() && t.device == like.device,
-        "[adamw] expected {} fp32 of {} elements on {}, got {} of {} on {}", what, like.size(), name_of(like.device), name_of(t.dtype),
-        t.size(), name_of(t.device));
+        "[adamw] expected {} fp32 of {} elements on {}, got {} of {} on {}", what, like.size(), like.device, name_of(t.dtype), t.size(),
+        t.device);
 }
 
 void check_spans(const Tensor& arena, const std::vector<ArenaSpan>& spans) {
@@ -23,7 +23,7 @@ void check_spans(const Tensor& arena, const std::vector<ArenaSpan>& spans) {
 
 void check_scalar(const Tensor& t, const Tensor& like, const char* what) {
   check(t.dtype == DType::f32 && t.size() == 1 && t.device == like.device, "[adamw] expected {} fp32 [1] on {}, got {} {} on {}", what,
-        name_of(like.device), name_of(t.dtype), shape_string(t), name_of(t.device));
+        like.device, name_of(t.dtype), shape_string(t), t.device);
 }
 
 }  // namespace
@@ -32,8 +32,7 @@ void sum_of_squares(Context& ctx, const Tensor& gradients, const std::vector<Are
   check_arena(gradients, gradients, "gradients");
   check_spans(gradients, spans);
   check(sum.dtype == DType::f64 && sum.size() == 1 && sum.device == gradients.device,
-        "[adamw] expected a sum fp64 [1] on {}, got {} {} on {}", name_of(gradients.device), name_of(sum.dtype), shape_string(sum),
-        name_of(sum.device));
+        "[adamw] expected a sum fp64 [1] on {}, got {} {} on {}", gradients.device, name_of(sum.dtype), shape_string(sum), sum.device);
   const Operation operation(ctx, "sum_of_squares", profile::Kind::optimizer, sum.device);
   if (ctx.device().is_cuda())
     cuda::sum_of_squares(ctx, gradients, spans, sum);
@@ -65,12 +64,12 @@ void adamw(Context& ctx, const Tensor& low_bits, const Tensor& gradients, const 
   for (const ArenaSpan& s : spans) {
     check((s.value.dtype == DType::f32 || s.value.dtype == DType::bf16) && s.value.contiguous() && s.value.size() == s.size &&
               s.value.device == gradients.device,
-          "[adamw] expected a value fp32 or bf16 of {} elements on {}, got {} {} on {}", s.size, name_of(gradients.device),
-          name_of(s.value.dtype), shape_string(s.value), name_of(s.value.device));
+          "[adamw] expected a value fp32 or bf16 of {} elements on {}, got {} {} on {}", s.size, gradients.device, name_of(s.value.dtype),
+          shape_string(s.value), s.value.device);
     check(s.value.dtype == DType::f32 ||
               (low_bits.dtype == DType::u16 && low_bits.size() == gradients.size() && low_bits.device == gradients.device),
           "[adamw] expected the low bits of bf16 values, uint16 of {} elements on {}, got {} of {} on {}", gradients.size(),
-          name_of(gradients.device), name_of(low_bits.dtype), low_bits.size(), name_of(low_bits.device));
+          gradients.device, name_of(low_bits.dtype), low_bits.size(), low_bits.device);
   }
   check(step.step >= 1, "[adamw] expected steps from 1, got {}", step.step);
   check(step.clip <= 0 || step.grad_norm, "[adamw] expected the gradient norm, which clipping needs");

@@ -11,7 +11,7 @@ void check_matrix(const char* op, const char* what, const Tensor& t, std::int64_
   check(t.data || t.size() == 0, "[{}] expected {} with memory, got none", op, what);
   check(t.rows() == rows && t.cols() == cols, "[{}] expected {} [{}, {}], got {}", op, what, rows, cols, shape_string(t));
   check(t.dtype == like.dtype && t.device == like.device, "[{}] expected {} {} on {}, got {} on {}", op, what, name_of(like.dtype),
-        name_of(like.device), name_of(t.dtype), name_of(t.device));
+        like.device, name_of(t.dtype), t.device);
 }
 
 void check_shape(const char* op, const AttentionShape& s, const Tensor& x) {
@@ -45,7 +45,7 @@ void check_call(const char* op, const Tensor& qkv, const Tensor& out, const Tens
         "[{}] expected lse fp32 [{}, {}, {}], got {} {}", op, s.batch, s.heads, s.seq, name_of(lse.dtype), shape_string(lse));
   check(!first || (first.dtype == DType::i32 && first.size() == n && first.contiguous()), "[{}] expected first int32 [{}, {}], got {} {}",
         op, s.batch, s.seq, name_of(first.dtype), shape_string(first));
-  check(!first || first.device == qkv.device, "[{}] expected first on {}, got {}", op, name_of(qkv.device), name_of(first.device));
+  check(!first || first.device == qkv.device, "[{}] expected first on {}, got {}", op, qkv.device, first.device);
   check_first(op, first, s);
 }
 

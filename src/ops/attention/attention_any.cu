@@ -124,7 +124,10 @@ __global__ void key_kernel(const T* qkv, const float* lse, const std::int32_t* f
       load_row(dout + (base + t) * lddo + column, at.d, g);
       const float p = __expf(dot_rows(q, k) * at.scale - lse[place]), ds = p * (dot_rows(g, v) - delta[place]) * at.scale;
 #pragma unroll
-      for (int i = 0; i < kPerLane; ++i) dk[i] += ds * q[i], dv[i] += p * g[i];
+      for (int i = 0; i < kPerLane; ++i) {
+        dk[i] += ds * q[i];
+        dv[i] += p * g[i];
+      }
     }
   store_row(dqkv + (base + s) * lddqkv + at.key_at(kv), at.d, dk);
   store_row(dqkv + (base + s) * lddqkv + at.value_at(kv), at.d, dv);

@@ -31,7 +31,10 @@ struct Softmax {
 #pragma unroll
     for (int m = 0; m < kMT; ++m)
 #pragma unroll
-      for (int r = 0; r < 2; ++r) base[m][r] = kLowest, sum[m][r] = 0;
+      for (int r = 0; r < 2; ++r) {
+        base[m][r] = kLowest;
+        sum[m][r] = 0;
+      }
   }
 };
 
@@ -63,7 +66,10 @@ __device__ __forceinline__ void online_softmax(float (&s)[kMT][kNT][4], Softmax&
         run.base[m][r] = base;
         run.sum[m][r] *= shrink;
 #pragma unroll
-        for (int n = 0; n < D / 8; ++n) o[m][n][2 * r] *= shrink, o[m][n][2 * r + 1] *= shrink;
+        for (int n = 0; n < D / 8; ++n) {
+          o[m][n][2 * r] *= shrink;
+          o[m][n][2 * r + 1] *= shrink;
+        }
       }
   }
 #pragma unroll
@@ -92,7 +98,10 @@ __device__ __forceinline__ void finish(const Block<D, Documents>& own, const Que
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
       const float inverse = 1 / sum;
 #pragma unroll
-      for (int n = 0; n < D / 8; ++n) o[m][n][2 * r] *= inverse, o[m][n][2 * r + 1] *= inverse;
+      for (int n = 0; n < D / 8; ++n) {
+        o[m][n][2 * r] *= inverse;
+        o[m][n][2 * r + 1] *= inverse;
+      }
       const int t = queries.position(m, r);
       if (a.lse && t < a.seq && lane() % 4 == 0) a.lse[own.place_of(t)] = run.base[m][r] * a.scale + logf(sum);
     }

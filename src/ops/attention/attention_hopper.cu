@@ -73,7 +73,10 @@ __device__ __forceinline__ void finish(const Call& a, const Queries& own, const 
     sum += __shfl_xor_sync(0xffffffffu, sum, 2);
     const float inverse = 1 / sum;
 #pragma unroll
-    for (int n = 0; n < 8; ++n) o[0][n][2 * r] *= inverse, o[0][n][2 * r + 1] *= inverse;
+    for (int n = 0; n < 8; ++n) {
+      o[0][n][2 * r] *= inverse;
+      o[0][n][2 * r + 1] *= inverse;
+    }
     const int t = own.w0 + 8 * r + lane() / 4;
     if (a.lse && t < a.seq && lane() % 4 == 0)
       a.lse[(static_cast<std::int64_t>(own.b) * a.heads + own.h) * a.seq + t] = softmax.base[r] * a.scale + logf(sum);

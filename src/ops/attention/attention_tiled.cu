@@ -167,7 +167,10 @@ __global__ void __launch_bounds__(Tile::kThreads) forward_kernel(const Call<T> a
   // Below any score, and finite: less itself it is zero.
   float top[R], sum[R], o[R][Tile::kColumns] = {};
 #pragma unroll
-  for (int i = 0; i < R; ++i) top[i] = -3e38f, sum[i] = 0;
+  for (int i = 0; i < R; ++i) {
+    top[i] = -3e38f;
+    sum[i] = 0;
+  }
   for (int n = own.first_tile(); n <= own.last_tile(); ++n) {
     Tile::load(k, own.rows() + a.key_column(own.kv), a.ld, n * kRows, a.seq, a.d);
     Tile::load(v, own.rows() + a.value_column(own.kv), a.ld, n * kRows, a.seq, a.d);

@@ -208,7 +208,10 @@ __device__ __forceinline__ void multiply_rows(float (&c)[MT][NT][4], const Left&
       unsigned b[4];
       load_matrices(b, further(at, 2 * k) + tile_bytes<D>(8 * n));
 #pragma unroll
-      for (int m = 0; m < MT; ++m) multiply(c[m][n], a[m], b[0], b[1]), multiply(c[m][n + 1], a[m], b[2], b[3]);
+      for (int m = 0; m < MT; ++m) {
+        multiply(c[m][n], a[m], b[0], b[1]);
+        multiply(c[m][n + 1], a[m], b[2], b[3]);
+      }
     }
   }
 }
@@ -238,7 +241,10 @@ __device__ __forceinline__ void multiply_columns(float (&c)[MT][D / 8][4], const
       unsigned b[4];
       load_matrices_transposed(b, further(at, n) + tile_bytes<D>(16 * k));
 #pragma unroll
-      for (int m = 0; m < MT; ++m) multiply(c[m][n], p.a[k][m], b[0], b[1]), multiply(c[m][n + 1], p.a[k][m], b[2], b[3]);
+      for (int m = 0; m < MT; ++m) {
+        multiply(c[m][n], p.a[k][m], b[0], b[1]);
+        multiply(c[m][n + 1], p.a[k][m], b[2], b[3]);
+      }
     }
 }
 

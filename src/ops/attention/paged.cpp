@@ -12,11 +12,11 @@ namespace {
 
 void check_rows(const char* op, const Tensor& x, const Tensor& pages, const PagedRows& at) {
   check(x.dtype == DType::f32 || x.dtype == DType::bf16, "[{}] expected fp32 or bf16, got {}", op, name_of(x.dtype));
-  check(pages.dtype == x.dtype && pages.device == x.device, "[{}] expected pages {} on {}, got {} on {}", op, name_of(x.dtype),
-        name_of(x.device), name_of(pages.dtype), name_of(pages.device));
+  check(pages.dtype == x.dtype && pages.device == x.device, "[{}] expected pages {} on {}, got {} on {}", op, name_of(x.dtype), x.device,
+        name_of(pages.dtype), pages.device);
   for (const Tensor* t : {&at.positions, &at.sequences, &at.table})
-    check(t->dtype == DType::i32 && t->device == x.device && t->contiguous(), "[{}] expected int32 on {}, got {} on {}", op,
-          name_of(x.device), name_of(t->dtype), name_of(t->device));
+    check(t->dtype == DType::i32 && t->device == x.device && t->contiguous(), "[{}] expected int32 on {}, got {} on {}", op, x.device,
+          name_of(t->dtype), t->device);
   check(at.positions.size() == x.rows() && at.sequences.size() == x.rows(), "[{}] expected {} positions and sequences, got {} and {}", op,
         x.rows(), at.positions.size(), at.sequences.size());
   std::int64_t row = 0;
@@ -70,8 +70,8 @@ void attention_paged(Context& ctx, const Tensor& q, const Tensor& pages, const T
   check(q.cols() == s.heads * s.head_dim && out.cols() == q.cols() && out.rows() == q.rows() && pages.cols() == 2 * s.kv_heads * s.head_dim,
         "[attention_paged] expected q and out [{}, {}] and pages of {} columns, got {}, {} and {}", q.rows(), s.heads * s.head_dim,
         2 * s.kv_heads * s.head_dim, shape_string(q), shape_string(out), shape_string(pages));
-  check(out.dtype == q.dtype && out.device == q.device, "[attention_paged] expected out {} on {}, got {} on {}", name_of(q.dtype),
-        name_of(q.device), name_of(out.dtype), name_of(out.device));
+  check(out.dtype == q.dtype && out.device == q.device, "[attention_paged] expected out {} on {}, got {} on {}", name_of(q.dtype), q.device,
+        name_of(out.dtype), out.device);
   const Operation operation(ctx, "attention_paged", profile::Kind::attention, q.device);
   if (ctx.device().is_cuda())
     cuda::attention_paged(ctx, q, pages, out, at, s);

@@ -44,6 +44,45 @@ __device__ __forceinline__ void load_keys(unsigned tile, const PagedCall& a, con
   copy_commit();
 }
 
+// Begins to copy the group's queries of `n` positions; zeros behind them.
+template <int D>
+__device__ __forceinline__ void load_queries(unsigned tile, const PagedCall& a, int first, int n, int h, int group) {
+  constexpr int kChunks = D / 8;
+  for (int i = threadIdx.x; i < kRows * kChunks; i += kThreads) {
+    const int r = i / kChunks, chunk = i % kChunks;
+    const bool real = r < n * group;
+    const bf16* from = a.q + (first + (real ? r / group : 0)) * a.ldq + (static_cast<std::int64_t>(h) * group + r % group) * D + chunk * 8;
+    copy_async16(tile + place<D>(r, chunk), from, real);
+  }
+  copy_commit();
+}
+
+// No weight for positions behind `sees` in tile t, of the scores of a lane's row r.
+__device__ __forceinline__ void mask_behind(int sees, int t, int r, float (&s)[1][kNT][4]) {
+#pragma unroll
+  for (int i = 0; i < kNT; ++i)
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+      if (t * kKeys + 8 * i + lane() % 4 * 2 + e > sees) s[0][i][2 * r + e] = -INFINITY;
+}
+
+// A warp's rows of `n` positions from `first` on, of the group behind key/value head h.
+template <int D>
+__device__ __forceinline__ void store_rows(const PagedCall& a, const float (&o)[1][D / 8][4], float (&sum)[2], int first, int n, int h,
+                                           int group, int warp) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
+    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
+    const int row = warp * 16 + lane() / 4 + 8 * r;
+    if (row >= n * group) continue;
+    bf16* const to = a.out + (first + row / group) * a.ldo + (static_cast<std::int64_t>(h) * group + row % group) * D;
+#pragma unroll
+    for (int i = 0; i < D / 8; ++i)
+      *reinterpret_cast<unsigned*>(to + 8 * i + lane() % 4 * 2) = pack(o[0][i][2 * r] / sum[r], o[0][i][2 * r + 1] / sum[r]);
+  }
+}
+
 template <int D>
 __global__ void __launch_bounds__(kThreads, 2) chunk_kernel(const PagedCall a, const Blocks blocks) {
   extern __shared__ __align__(256) char shared[];
@@ -51,14 +90,7 @@ __global__ void __launch_bounds__(kThreads, 2) chunk_kernel(const PagedCall a, c
   const unsigned q_tile = shared_address(shared), stream = q_tile + tile_bytes<D>(kRows);
   const std::int32_t* const table = a.at.pages_of(first);
   const int position = a.at.positions[first], end = position + n;  // of the keys that the last row sees
-  constexpr int kChunks = D / 8;
-  for (int i = threadIdx.x; i < kRows * kChunks; i += kThreads) {
-    const int r = i / kChunks, chunk = i % kChunks;
-    const bool real = r < n * group;
-    const bf16* from = a.q + (first + (real ? r / group : 0)) * a.ldq + (static_cast<std::int64_t>(h) * group + r % group) * D + chunk * 8;
-    copy_async16(q_tile + place<D>(r, chunk), from, real);
-  }
-  copy_commit();
+  load_queries<D>(q_tile, a, first, n, h, group);
   load_keys<D>(stream, a, table, h, 0, end);
   copy_wait<1>();
   __syncthreads();
@@ -79,12 +111,7 @@ __global__ void __launch_bounds__(kThreads, 2) chunk_kernel(const PagedCall a, c
     multiply_rows<D>(s, left, keys);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if ((t + 1) * kKeys > position)
-#pragma unroll
-        for (int i = 0; i < kNT; ++i)
-#pragma unroll
-          for (int e = 0; e < 2; ++e)
-            if (t * kKeys + 8 * i + lane() % 4 * 2 + e > sees[r]) s[0][i][2 * r + e] = -INFINITY;
+      if ((t + 1) * kKeys > position) mask_behind(sees[r], t, r, s);
       float top = base[r];
 #pragma unroll
       for (int i = 0; i < kNT; ++i) top = fmaxf(top, fmaxf(s[0][i][2 * r], s[0][i][2 * r + 1]));
@@ -94,7 +121,10 @@ __global__ void __launch_bounds__(kThreads, 2) chunk_kernel(const PagedCall a, c
       base[r] = top;
       sum[r] *= shrink;
 #pragma unroll
-      for (int i = 0; i < D / 8; ++i) o[0][i][2 * r] *= shrink, o[0][i][2 * r + 1] *= shrink;
+      for (int i = 0; i < D / 8; ++i) {
+        o[0][i][2 * r] *= shrink;
+        o[0][i][2 * r + 1] *= shrink;
+      }
 #pragma unroll
       for (int i = 0; i < kNT; ++i)
 #pragma unroll
@@ -102,17 +132,7 @@ __global__ void __launch_bounds__(kThreads, 2) chunk_kernel(const PagedCall a, c
     }
     multiply_columns<D>(o, Packed(s), keys + 2 * kTileBytes<D>);
   }
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
-    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
-    const int row = warp * 16 + lane() / 4 + 8 * r;
-    if (row >= n * group) continue;
-    bf16* const to = a.out + (first + row / group) * a.ldo + (static_cast<std::int64_t>(h) * group + row % group) * D;
-#pragma unroll
-    for (int i = 0; i < D / 8; ++i)
-      *reinterpret_cast<unsigned*>(to + 8 * i + lane() % 4 * 2) = pack(o[0][i][2 * r] / sum[r], o[0][i][2 * r + 1] / sum[r]);
-  }
+  store_rows<D>(a, o, sum, first, n, h, group, warp);
 }
 
 }  // namespace

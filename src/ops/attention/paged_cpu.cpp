@@ -37,8 +37,10 @@ struct Group {
   // The same of the n-th key/value head behind it.
   Group other(std::int64_t n) const {
     Group g = *this;
-    g.q += n * heads * d, g.out += n * heads * d;
-    g.k += n * d, g.v += n * d;
+    g.q += n * heads * d;
+    g.out += n * heads * d;
+    g.k += n * d;
+    g.v += n * d;
     return g;
   }
   std::int64_t rows() const { return heads * queries; }
@@ -165,14 +167,14 @@ std::pair<const float*, std::int64_t> values_of(const Group<T>& g, const Scratch
 
 bool all_finite(const float* rows, std::int64_t ld, std::int64_t from, std::int64_t to, std::int64_t n) {
   constexpr std::uint32_t kExponent = 0x7F800000;
-  bool odd = false;
+  bool non_finite = false;
   for (std::int64_t i = from; i < to; ++i)
     for (std::int64_t j = 0; j < n; ++j) {
       std::uint32_t bits;
       std::memcpy(&bits, rows + i * ld + j, sizeof bits);
-      odd |= (bits & kExponent) == kExponent;
+      non_finite |= (bits & kExponent) == kExponent;
     }
-  return !odd;
+  return !non_finite;
 }
 
 // The same for kRows rows from `first` on where a key that some of them do not see has values that are not finite, of which 0 times is not

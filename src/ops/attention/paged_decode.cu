@@ -24,6 +24,18 @@ constexpr int kShared = tile_bytes<D>(kRows) + (Warps * kStages) * kPageBytes<D>
 
 __device__ __forceinline__ void bring_near(const bf16* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
+// A page's keys and values of head h.
+template <int D>
+__device__ __forceinline__ void bring_page_near(const PagedCall& a, std::int32_t page, int h) {
+  static_assert(kPage == 32);  // a lane to a position
+  const bf16* const at = a.pages + (static_cast<std::int64_t>(page) * kPage + lane()) * a.ld + static_cast<std::int64_t>(h) * D;
+  const std::int64_t value_at = static_cast<std::int64_t>(a.kv_heads) * D;
+  for (int c = 0; c < D; c += 64) {
+    bring_near(at + c);
+    bring_near(at + value_at + c);
+  }
+}
+
 // Begins to copy a page's keys and values of one head into a warp's tiles; zeros for positions from `end` on.
 template <int D>
 __device__ __forceinline__ void load_page(unsigned tile, const bf16* page, std::int64_t ld, std::int64_t value_at, int end) {
@@ -37,6 +49,29 @@ __device__ __forceinline__ void load_page(unsigned tile, const bf16* page, std::
     copy_async16(to, from, real);
     copy_async16(to + tile_bytes<D>(kPage), from + value_at, real);
   }
+}
+
+// A row's unfinished result: its sum and what that is relative to, in front of it.
+template <int D>
+constexpr int kPart = D + 2;
+
+// Begins to copy the queries of key/value head h: row r of the product is query head h·group + r, zeros behind the group's.
+template <int D>
+__device__ __forceinline__ void load_queries(unsigned tile, const PagedCall& a, int row, int h, int group) {
+  for (int i = threadIdx.x; i < kRows * (D / 8); i += blockDim.x) {
+    const int r = i / (D / 8), chunk = i % (D / 8);
+    const bf16* from = a.q + row * a.ldq + (static_cast<std::int64_t>(h) * group + (r < group ? r : 0)) * D + chunk * 8;
+    copy_async16(tile + place<D>(r, chunk), from, r < group);
+  }
+}
+
+// No weight for positions from `end` on, of a page's scores.
+__device__ __forceinline__ void mask_from(int end, int page, float (&s)[1][kNT][4]) {
+#pragma unroll
+  for (int n = 0; n < kNT; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      if (page * kPage + 8 * n + lane() % 4 * 2 + e % 2 >= end) s[0][n][e] = -INFINITY;
 }
 
 // What a warp has of its rows so far.
@@ -57,7 +92,10 @@ struct Running {
       base[r] = top;
       sum[r] *= shrink;
 #pragma unroll
-      for (int n = 0; n < D / 8; ++n) o[0][n][2 * r] *= shrink, o[0][n][2 * r + 1] *= shrink;
+      for (int n = 0; n < D / 8; ++n) {
+        o[0][n][2 * r] *= shrink;
+        o[0][n][2 * r + 1] *= shrink;
+      }
 #pragma unroll
       for (int n = 0; n < kNT; ++n)
 #pragma unroll
@@ -65,11 +103,28 @@ struct Running {
     }
     multiply_columns<D>(o, Packed(s), values);
   }
-};
 
-// A row's unfinished result: its sum and what that is relative to, in front of it.
-template <int D>
-constexpr int kPart = D + 2;
+  // The unfinished results of the first `rows` rows, to this warp's place.
+  __device__ __forceinline__ void keep(float* warps, int warp, int rows) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float all = sum[r];
+      all += __shfl_xor_sync(0xffffffffu, all, 1);
+      all += __shfl_xor_sync(0xffffffffu, all, 2);
+      const int row = lane() / 4 + 8 * r;
+      if (row >= rows) continue;
+      float* const part = warps + (warp * kRows + row) * kPart<D>;
+      if (lane() % 4 == 0) {
+        part[0] = base[r];
+        part[1] = all;
+      }
+#pragma unroll
+      for (int n = 0; n < D / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) part[2 + 8 * n + lane() % 4 * 2 + e] = o[0][n][2 * r + e];
+    }
+  }
+};
 
 // Puts `n` unfinished results of `rows` rows together; from: a row's results lie `stride` floats apart, rows `between`.
 template <int D>
@@ -89,7 +144,10 @@ __device__ __noinline__ void join(const float* from, int n, int stride, int betw
       store1(out + row * D + column, o / sum);
     } else {
       float* const own = to + row * to_between;
-      if (column == 0) own[0] = base, own[1] = sum;
+      if (column == 0) {
+        own[0] = base;
+        own[1] = sum;
+      }
       own[2 + column] = o;
     }
   }
@@ -128,10 +186,13 @@ __device__ __forceinline__ void join_cluster(const float* warps, int n, int rows
     for (int k = 0; k < kMost; ++k) {
       const int of = 4 * k + quarter;
       const float* const part = warps + (of / Cluster * kRows + i / D) * kPart<D>;
-      base[k] = kLowest, sums[k] = os[k] = 0;
-      if (of < n)
-        base[k] = read_there(part, of % Cluster), sums[k] = read_there(part + 1, of % Cluster),
+      base[k] = kLowest;
+      sums[k] = os[k] = 0;
+      if (of < n) {
+        base[k] = read_there(part, of % Cluster);
+        sums[k] = read_there(part + 1, of % Cluster);
         os[k] = read_there(part + 2 + i % D, of % Cluster);
+      }
     }
 #pragma unroll
     for (int k = 0; k < kMost; ++k) top = fmaxf(top, base[k]);
@@ -144,7 +205,10 @@ __device__ __forceinline__ void join_cluster(const float* warps, int n, int rows
       o = fmaf(os[k], shrink, o);
     }
 #pragma unroll
-    for (int by = 1; by < 4; by *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by), o += __shfl_xor_sync(0xffffffffu, o, by);
+    for (int by = 1; by < 4; by *= 2) {
+      sum += __shfl_xor_sync(0xffffffffu, sum, by);
+      o += __shfl_xor_sync(0xffffffffu, o, by);
+    }
     if (quarter == 0) store1(out + i, o / sum);
   }
   arrive();
@@ -154,6 +218,28 @@ __device__ __forceinline__ void join_cluster(const float* warps, int n, int rows
 template <int D, int Warps, int Cluster>
 __device__ __forceinline__ void join_cluster(const float*, int, int, float, bf16*) {}
 #endif
+
+// Puts the warps' unfinished results together, and those of the other blocks of this row and head if this is the last of them to end.
+// row: counted from the first of the call.
+template <int D, int Warps>
+__device__ __forceinline__ void join_splits(const PagedCall& a, int row, const float* warps, int group, float c, float* parts,
+                                            unsigned* counters, bf16* out) {
+  const int h = blockIdx.x, splits = gridDim.z, split = blockIdx.z;
+  float* const own_parts = parts + ((static_cast<std::int64_t>(row) * a.kv_heads + h) * splits) * group * kPart<D>;
+  join<D>(warps, Warps, kRows * kPart<D>, kPart<D>, group, c, own_parts + static_cast<std::int64_t>(split) * group * kPart<D>, kPart<D>,
+          splits == 1 ? out : nullptr);
+  if (splits == 1) return;
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  unsigned* const counter = counters + row * a.kv_heads + h;
+  if (threadIdx.x == 0) last = atomicAdd(counter, 1u) == static_cast<unsigned>(splits) - 1;
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  join<D>(own_parts, splits, group * kPart<D>, kPart<D>, group, c, nullptr, 0, out);
+  if (threadIdx.x == 0) *counter = 0;
+}
 
 // Cluster: how many blocks put their results together by themselves; all splits then, if it is not one.
 template <int D, int Warps, int Cluster>
@@ -176,19 +262,10 @@ __global__ void __launch_bounds__(32 * Warps) decode_kernel(const PagedCall a, i
   const int start = Cluster > 1 ? warp * splits + split : split * Warps + warp, stride = splits * Warps;
   // Pages must not be read before the wait, for those of a beginning that sequences share may be written in the same step; but they may
   // come near. Positions and table are the host's.
-  static_assert(kPage == 32);  // a lane to a position
-  for (int page = start; page < min(pages, start + 2 * stride); page += stride) {
-    const bf16* const at = a.pages + (static_cast<std::int64_t>(table[page]) * kPage + lane()) * a.ld + static_cast<std::int64_t>(h) * D;
-    for (int c = 0; c < D; c += 64) bring_near(at + c), bring_near(at + value_at + c);
-  }
+  for (int page = start; page < min(pages, start + 2 * stride); page += stride) bring_page_near<D>(a, table[page], h);
   wait_for_previous();
   begin_page(start, 0);
-  // Row r of the product is query head h·group + r.
-  for (int i = threadIdx.x; i < kRows * (D / 8); i += blockDim.x) {
-    const int r = i / (D / 8), chunk = i % (D / 8);
-    const bf16* from = a.q + row * a.ldq + (static_cast<std::int64_t>(h) * group + (r < group ? r : 0)) * D + chunk * 8;
-    copy_async16(q_tile + place<D>(r, chunk), from, r < group);
-  }
+  load_queries<D>(q_tile, a, row, h, group);
   copy_commit();
   copy_wait<0>();
   __syncthreads();
@@ -203,12 +280,7 @@ __global__ void __launch_bounds__(32 * Warps) decode_kernel(const PagedCall a, i
     const unsigned tile = own + stage * kPageBytes<D>;
     float s[1][kNT][4];
     multiply_rows<D>(s, left, tile);
-    if ((page + 1) * kPage > seen)
-#pragma unroll
-      for (int n = 0; n < kNT; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          if (page * kPage + 8 * n + lane() % 4 * 2 + e % 2 >= seen) s[0][n][e] = -INFINITY;
+    if ((page + 1) * kPage > seen) mask_from(seen, page, s);
     run.add(s, tile + tile_bytes<D>(kPage), c);
     __syncwarp();
   }
@@ -217,37 +289,11 @@ __global__ void __launch_bounds__(32 * Warps) decode_kernel(const PagedCall a, i
 
   // The warps' results in shared memory, then one.
   float* const warps = reinterpret_cast<float*>(shared);
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float sum = run.sum[r];
-    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-    const int head = lane() / 4 + 8 * r;
-    if (head >= group) continue;
-    float* const part = warps + (warp * kRows + head) * kPart<D>;
-    if (lane() % 4 == 0) part[0] = run.base[r], part[1] = sum;
-#pragma unroll
-    for (int n = 0; n < D / 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) part[2 + 8 * n + lane() % 4 * 2 + e] = run.o[0][n][2 * r + e];
-  }
+  run.keep(warps, warp, group);
   bf16* const out = a.out + row * a.ldo + static_cast<std::int64_t>(h) * group * D;
   if constexpr (Cluster > 1) return join_cluster<D, Warps, Cluster>(warps, min(pages, Warps * Cluster), group, c, out);
   __syncthreads();
-  float* const own_parts = parts + ((static_cast<std::int64_t>(row - first) * a.kv_heads + h) * splits) * group * kPart<D>;
-  join<D>(warps, Warps, kRows * kPart<D>, kPart<D>, group, c, own_parts + static_cast<std::int64_t>(split) * group * kPart<D>, kPart<D>,
-          splits == 1 ? out : nullptr);
-  if (splits == 1) return;
-  __shared__ bool last;
-  __threadfence();
-  __syncthreads();
-  unsigned* const counter = counters + (row - first) * a.kv_heads + h;
-  if (threadIdx.x == 0) last = atomicAdd(counter, 1u) == static_cast<unsigned>(splits) - 1;
-  __syncthreads();
-  if (!last) return;
-  __threadfence();
-  join<D>(own_parts, splits, group * kPart<D>, kPart<D>, group, c, nullptr, 0, out);
-  if (threadIdx.x == 0) *counter = 0;
+  join_splits<D, Warps>(a, row - first, warps, group, c, parts, counters, out);
 }
 
 // Of blocks that have ended, by row and head; every call leaves zeros.
@@ -303,10 +349,14 @@ void attention_paged_decode(Context& ctx, const PagedCall& call, int first, int 
   // Where there are many blocks, or little shared memory, they are small.
   const bool many = blocks >= multiprocessors(ctx) ||
                     shared_bytes(ctx) < static_cast<std::size_t>(std::max(kShared<64, 8>, kShared<128, 4>)) + kStaticShared;
-  if (head_dim == 64)
-    many ? launch(decode_kernel<64, 4, 1>, 4, kShared<64, 4>) : launch(decode_kernel<64, 8, 1>, 8, kShared<64, 8>);
+  if (head_dim == 64 && many)
+    launch(decode_kernel<64, 4, 1>, 4, kShared<64, 4>);
+  else if (head_dim == 64)
+    launch(decode_kernel<64, 8, 1>, 8, kShared<64, 8>);
+  else if (many)
+    launch(decode_kernel<128, 2, 1>, 2, kShared<128, 2>);
   else
-    many ? launch(decode_kernel<128, 2, 1>, 2, kShared<128, 2>) : launch(decode_kernel<128, 4, 1>, 4, kShared<128, 4>);
+    launch(decode_kernel<128, 4, 1>, 4, kShared<128, 4>);
   check_launch("attention_paged");
 }
 

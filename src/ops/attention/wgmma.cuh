@@ -144,7 +144,10 @@ struct Ring {
   __device__ __forceinline__ unsigned empty(int step) const { return barriers + 8 * (S::kStages + step % S::kStages); }
   __device__ __forceinline__ unsigned owned() const { return barriers + 16 * S::kStages; }
   __device__ __forceinline__ void init() const {
-    for (int i = 0; i < S::kStages; ++i) barrier_init(full(i), 1), barrier_init(empty(i), S::kThreads);
+    for (int i = 0; i < S::kStages; ++i) {
+      barrier_init(full(i), 1);
+      barrier_init(empty(i), S::kThreads);
+    }
     barrier_init(owned(), 1);
     barriers_ready();
   }

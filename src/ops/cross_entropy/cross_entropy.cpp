@@ -14,14 +14,14 @@ namespace {
 void check_vector(const Tensor& t, const char* what, DType type, std::int64_t size, Device device) {
   if (!t) return;
   check(t.dtype == type && t.size() == size && t.contiguous() && t.device == device,
-        "[cross_entropy] expected {} {} [{}] on {}, got {} {} on {}", what, name_of(type), size, name_of(device), name_of(t.dtype),
-        shape_string(t), name_of(t.device));
+        "[cross_entropy] expected {} {} [{}] on {}, got {} {} on {}", what, name_of(type), size, device, name_of(t.dtype), shape_string(t),
+        t.device);
 }
 
 void check_matrix(const Tensor& t, const char* what, DType type, std::int64_t rows, std::int64_t cols, Device device) {
   check(t.dtype == type && t.rows() == rows && t.cols() == cols && t.device == device,
-        "[cross_entropy] expected {} {} [{}, {}] on {}, got {} {} on {}", what, name_of(type), rows, cols, name_of(device),
-        name_of(t.dtype), shape_string(t), name_of(t.device));
+        "[cross_entropy] expected {} {} [{}, {}] on {}, got {} {} on {}", what, name_of(type), rows, cols, device, name_of(t.dtype),
+        shape_string(t), t.device);
 }
 
 }  // namespace
@@ -48,8 +48,8 @@ void cross_entropy(Context& ctx, const CrossEntropy& job) {
   if (job.dw) check_matrix(job.dw, "dw", DType::f32, v, c, x.device);
   const std::size_t needed = cross_entropy_workspace(n, c, v, x.dtype, x.device);
   check(job.workspace.bytes() >= needed && job.workspace.device == x.device,
-        "[cross_entropy] expected {} bytes of workspace on {}, got {} on {}", needed, name_of(x.device), job.workspace.bytes(),
-        name_of(job.workspace.device));
+        "[cross_entropy] expected {} bytes of workspace on {}, got {} on {}", needed, x.device, job.workspace.bytes(),
+        job.workspace.device);
   const Operation operation(ctx, "cross_entropy", profile::Kind::cross_entropy, x.device);
   if (ctx.device().is_cuda())
     cuda::cross_entropy(ctx, job);

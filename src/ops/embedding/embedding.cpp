@@ -10,7 +10,7 @@ namespace {
 void check_scalar(const Tensor& t, const Tensor& like, const char* what) {
   if (!t) return;
   check(t.dtype == DType::f32 && t.size() == 1 && t.device == like.device, "[embedding] expected {} fp32 [1] on {}, got {} {} on {}", what,
-        name_of(like.device), name_of(t.dtype), shape_string(t), name_of(t.device));
+        like.device, name_of(t.dtype), shape_string(t), t.device);
 }
 
 // rows [N,C]: the output or its gradient.
@@ -21,7 +21,7 @@ void check_shapes(const Tensor& tokens, const Tensor& table, const Tensor& rows,
         "[embedding] expected rows {} [{}, {}], got {} {}", name_of(table.dtype), tokens.size(), table.cols(), name_of(rows.dtype),
         shape_string(rows));
   check(tokens.device == table.device && rows.device == table.device, "[embedding] expected tokens and rows on {}, got {} and {}",
-        name_of(table.device), name_of(tokens.device), name_of(rows.device));
+        table.device, tokens.device, rows.device);
   check_scalar(scale.learned, table, "the learned scale");
   check_scalar(scale.dlearned, table, "the gradient of the scale");
 }
@@ -42,8 +42,8 @@ void embedding_backward(Context& ctx, const Tensor& tokens, const Tensor& table,
   check_shapes(tokens, table, dout, scale);
   check(!dtable ||
             (dtable.dtype == DType::f32 && dtable.rows() == table.rows() && dtable.cols() == table.cols() && dtable.device == table.device),
-        "[embedding] expected dtable fp32 {} on {}, got {} {} on {}", shape_string(table), name_of(table.device), name_of(dtable.dtype),
-        shape_string(dtable), name_of(dtable.device));
+        "[embedding] expected dtable fp32 {} on {}, got {} {} on {}", shape_string(table), table.device, name_of(dtable.dtype),
+        shape_string(dtable), dtable.device);
   const Operation operation(ctx, "embedding_backward", profile::Kind::embedding, dout.device);
   if (ctx.device().is_cuda())
     cuda::embedding_backward(ctx, tokens, table, dout, dtable, scale);
@@ -53,8 +53,8 @@ void embedding_backward(Context& ctx, const Tensor& tokens, const Tensor& table,
 
 void take_fed(Context& ctx, const Tensor& tokens, const Tensor& feed) {
   check(tokens.dtype == DType::i32 && feed.dtype == DType::i32 && tokens.device == feed.device,
-        "[take_fed] expected tokens and feed int32 on one device, got {} on {} and {} on {}", name_of(tokens.dtype), name_of(tokens.device),
-        name_of(feed.dtype), name_of(feed.device));
+        "[take_fed] expected tokens and feed int32 on one device, got {} on {} and {} on {}", name_of(tokens.dtype), tokens.device,
+        name_of(feed.dtype), feed.device);
   const Operation operation(ctx, "take_fed", profile::Kind::embedding, tokens.device);
   if (ctx.device().is_cuda())
     cuda::take_fed(ctx, tokens, feed);

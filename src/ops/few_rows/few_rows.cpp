@@ -23,9 +23,9 @@ void check_product(const char* op, const FewRows& in, const Tensor& w, const Ten
         name_of(w.dtype));
   check(x.device.is_cuda() && x.dtype == DType::bf16 && x.rows() >= 1 && x.rows() <= kFewRows && x.cols() % slice_of(w.dtype) == 0,
         "[{}] expected 1 to {} rows of bf16 on a GPU, their width a multiple of {}, got {} {} on {}", op, kFewRows, slice_of(w.dtype),
-        name_of(x.dtype), shape_string(x), name_of(x.device));
+        name_of(x.dtype), shape_string(x), x.device);
   check(w.device == x.device && w.cols() == x.cols() && w.rows() >= kTileRows, "[{}] expected w [{} or more, {}] on {}, got {} on {}", op,
-        kTileRows, x.cols(), name_of(x.device), shape_string(w), name_of(w.device));
+        kTileRows, x.cols(), x.device, shape_string(w), w.device);
   check(out.rows() == x.rows() && out.cols() == columns && out.device == x.device, "[{}] expected a result [{}, {}], got {}", op, x.rows(),
         columns, shape_string(out));
   const auto fits = [&](const Tensor& t) { return !t || (t.dtype == DType::f32 && t.size() == w.rows()); };
@@ -49,7 +49,7 @@ bool few_rows_take(Context& ctx, DType weights, std::int64_t width, std::int64_t
 void few_rows_tiles(Context& ctx, const Tensor& w, std::int64_t span, const Tensor& out) {
   check(w.device.is_cuda() && size_of(w.dtype) == 1 && w.cols() % slice_of(w.dtype) == 0 && w.rows() >= kTileRows,
         "[few_rows_tiles] expected at least {} rows of bytes on a GPU, their width a multiple of {}, got {} {} on {}", kTileRows,
-        slice_of(w.dtype), name_of(w.dtype), shape_string(w), name_of(w.device));
+        slice_of(w.dtype), name_of(w.dtype), shape_string(w), w.device);
   check(span % kTileRows == 0 && (span == kTileRows || w.rows() % span == 0),
         "[few_rows_tiles] expected pairs within a multiple of {} rows that divides {}, got {}", kTileRows, w.rows(), span);
   check(out.dtype == w.dtype && out.device == w.device && out.rows() == w.rows() && out.cols() == w.cols() && out.data != w.data,
@@ -106,7 +106,7 @@ void few_rows_norm(Context& ctx, const NormSite& site, const Tensor& x, const Fe
   check(x.device.is_cuda() && x.dtype == DType::bf16 && x.rows() >= 1 && x.rows() <= kFewRows && x.cols() % 8 == 0 &&
             x.cols() <= kFewRowsWidest,
         "[few_rows_norm] expected 1 to {} rows of at most {} columns of bf16 on a GPU, a multiple of 8, got {} {} on {}", kFewRows,
-        kFewRowsWidest, name_of(x.dtype), shape_string(x), name_of(x.device));
+        kFewRowsWidest, name_of(x.dtype), shape_string(x), x.device);
   check(like_x(y) && (!residual || like_x(residual)), "[few_rows_norm] expected a result and a residual like x, {}, got {} and {}",
         shape_string(x), shape_string(y), shape_string(residual));
   check(site.stat != Stat::given && !out.z,
@@ -121,7 +121,7 @@ void few_rows_sum_weights(Context& ctx, const Tensor& w, const Tensor& beta, con
   const auto fits = [&](const Tensor& t) { return !t || (t.dtype == DType::f32 && t.device == w.device && t.size() == w.rows()); };
   check(w.device.is_cuda() && (w.dtype == DType::bf16 || size_of(w.dtype) == 1) && w.cols() % 4 == 0,
         "[few_rows_sum_weights] expected bf16, int8 or fp8 on a GPU, a multiple of 4 columns, got {} {} on {}", name_of(w.dtype),
-        shape_string(w), name_of(w.device));
+        shape_string(w), w.device);
   check(fits(out.rows) && fits(out.bias) && static_cast<bool>(out.bias) == static_cast<bool>(beta) &&
             (!beta || (beta.dtype == DType::f32 && beta.size() == w.cols())),
         "[few_rows_sum_weights] expected results fp32 [{}], and beta fp32 [{}] exactly where its product is asked for, got {}, {} and {}",

@@ -68,17 +68,22 @@ void launch(Context& ctx, const In& in, const Tensor& w, int tiles, const Out& o
   launch_with<Ring<kSteps>, W, How>(ctx, in, matrix, blocks, beside, out);
 }
 
+struct ScaledLaunch {
+  int blocks;
+  bool whole;   // the norm is applied to the rows before
+  bool beside;  // blocks of two kernels may lie on one multiprocessor
+};
 template <class R, class W, class Out>
-void launch_scaled(Context& ctx, const In& in, const WeightMatrix<W>& w, int blocks, bool whole, bool beside, const Out& out) {
+void launch_scaled(Context& ctx, const In& in, const WeightMatrix<W>& w, const ScaledLaunch& how, const Out& out) {
   using S = Scaled<W>;
   const int bytes = R::kBytes +
                     kWarps * (in.rows * S::kLines * S::line(in.columns / kWarps) + w.round * 32 * static_cast<int>(sizeof(float4))) +
-                    (whole ? in.rows * (in.columns + Layout<W>::kPad) * static_cast<int>(sizeof(bf16)) : 0);
+                    (how.whole ? in.rows * (in.columns + Layout<W>::kPad) * static_cast<int>(sizeof(bf16)) : 0);
   auto kernel = scaled_kernel<R, W, false, Out>;
   if constexpr (Out::kAfterNorms)
-    if (whole) kernel = scaled_kernel<R, W, true, Out>;
-  launch_early(ctx, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, shared_of(ctx, static_cast<std::size_t>(bytes), beside), in, w,
-               out);
+    if (how.whole) kernel = scaled_kernel<R, W, true, Out>;
+  launch_early(ctx, kernel, dim3(static_cast<unsigned>(how.blocks)), kThreads, shared_of(ctx, static_cast<std::size_t>(bytes), how.beside),
+               in, w, out);
 }
 // Whether it was launched: there are few rows, of widths that suit it.
 template <class W, class Out>
@@ -89,11 +94,11 @@ bool scaled(Context& ctx, const In& in, const Tensor& w, int tiles, bool whole, 
     const int blocks = std::min(tiles, multiprocessors(ctx)), of_block = (tiles + blocks - 1) / blocks;
     const WeightMatrix<W> matrix{w.as<W>(), byte_scales(w), static_cast<int>(w.ld), tiles, std::min(kWarps, of_block)};
     const int steps = of_block * columns / Layout<W>::kStep;
-    const bool beside = lies_beside<Out>(in, steps);
+    const ScaledLaunch how{.blocks = blocks, .whole = whole, .beside = lies_beside<Out>(in, steps)};
     if (steps <= kSteps)
-      launch_scaled<Ring<kSteps>>(ctx, in, matrix, blocks, whole, beside, out);
+      launch_scaled<Ring<kSteps>>(ctx, in, matrix, how, out);
     else
-      launch_scaled<Ring<kMoreSteps>>(ctx, in, matrix, blocks, whole, beside, out);
+      launch_scaled<Ring<kMoreSteps>>(ctx, in, matrix, how, out);
     return true;
   } else {
     return false;
@@ -138,7 +143,10 @@ LinearOut<Normed> linear_out(const FewResidual& out) {
   to.ldy = static_cast<int>(out.y.ld);
   to.ldz = static_cast<int>(out.z.ld);
   to.tiles = static_cast<int>(out.y.cols() / kTile);
-  if (out.moments) to.moments = out.moments.as<float>(), to.centred = is_centred(out.site->stat);
+  if (out.moments) {
+    to.moments = out.moments.as<float>();
+    to.centred = is_centred(out.site->stat);
+  }
   if (out.z) to.site = {make_params(*out.site, out.y, {}, out.given), out.site->map};
   return to;
 }

@@ -263,7 +263,10 @@ __device__ __forceinline__ void norm_pieces(const In& in, bf16* z, int group, Ro
     float v[8], gamma[8], more[8];
     Vec<bf16>::load(z + c, v);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] = fmaf(r.a, v[i] - r.mean, shift), gamma[i] = 1;
+    for (int i = 0; i < 8; ++i) {
+      v[i] = fmaf(r.a, v[i] - r.mean, shift);
+      gamma[i] = 1;
+    }
     apply_map(in.site.map, v);
     if (p.gamma) load_params<8>(p.gamma, c, gamma);
     if (p.gate) {
@@ -308,7 +311,11 @@ __device__ __forceinline__ RowStats count_rows(const In& in, const bf16* z, int 
       for (int i = 0; i < 8; ++i) dot = fmaf(v[i], other[i], dot);
     }
 #pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] -= pivot, square = fmaf(v[i], v[i], square), sum += v[i];
+    for (int i = 0; i < 8; ++i) {
+      v[i] -= pivot;
+      square = fmaf(v[i], v[i], square);
+      sum += v[i];
+    }
   }
   RowStats s;
   s.s0 = row_sum(square, group, places);
@@ -354,7 +361,10 @@ __device__ __forceinline__ void take_rows(const In& in, bf16* shared, int ld, Fa
   if (mine && first && blockIdx.x == 0) keep_stats(p, row, s, 0.f);
   const RowScale scale = row_scale(p, s, learned.scale, 0.f);
   if (in.after) {
-    if (mine && first) factors.scale[row] = scale.a * p.out_factor, factors.mean[row] = scale.mean;
+    if (mine && first) {
+      factors.scale[row] = scale.a * p.out_factor;
+      factors.mean[row] = scale.mean;
+    }
   } else if (mine) {
     norm_pieces(in, z, group, scale, learned.shift, p.gate ? fast_tanh(s.s1) : 0.f);
   }

@@ -53,24 +53,25 @@ struct QkvOut {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int i = Lane().row_of(e, n);
-        positions[e] = out.positions[i], sequences[e] = out.sequences[i];
+        positions[e] = out.positions[i];
+        sequences[e] = out.sequences[i];
       }
     }
     __device__ void settle() {}
   };
   // Where the first of a lane's columns belongs in a row of q, or of the cache.
   struct OfTile {
-    int column, turn;  // turn: of the head's rotation
+    int column, pair;  // pair: of the head's columns, which are rotated together
     bool rotated, cached;
   };
   __device__ __forceinline__ OfTile of_tile(int tile) const {
-    const int per_head = d / kTile, head = tile / per_head, turn = tile % per_head * 8 + Lane().row;
-    OfTile t{.column = (head < heads ? head : head - heads) * d + turn,
-             .turn = turn,
+    const int per_head = d / kTile, head = tile / per_head, pair = tile % per_head * 8 + Lane().row;
+    OfTile t{.column = (head < heads ? head : head - heads) * d + pair,
+             .pair = pair,
              .rotated = head < heads + kv_heads,
              .cached = head >= heads};
     made_before(t.column);
-    made_before(t.turn);
+    made_before(t.pair);
     return t;
   }
   struct Asked {
@@ -82,8 +83,11 @@ struct QkvOut {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int position = of.positions[e];
-      const float* const turns = rope + wide_product(position, d) + t.turn;
-      if (t.rotated) a.cosine[e] = turns[0], a.sine[e] = turns[d / 2];
+      const float* const angles = rope + wide_product(position, d) + t.pair;
+      if (t.rotated) {
+        a.cosine[e] = angles[0];
+        a.sine[e] = angles[d / 2];
+      }
       if (t.cached) a.page[e] = table[wide_product(of.sequences[e], table_width) + position / kPage];
     }
     return a;
@@ -96,9 +100,9 @@ struct QkvOut {
       if (i >= n) return;
       float low = c[e], high = c[2 + e];
       if (t.rotated) {
-        const float turned = low * a.cosine[e] - high * a.sine[e];
+        const float rotated = low * a.cosine[e] - high * a.sine[e];
         high = high * a.cosine[e] + low * a.sine[e];
-        low = turned;
+        low = rotated;
       }
       bf16* const to = (t.cached ? pages + wide_product(a.page[e] * kPage + of.positions[e] % kPage, ld_pages) : q + i * ldq) + t.column;
       store1(to, low);
@@ -183,7 +187,8 @@ struct LinearOut {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float2 both = __bfloat1622float2(__floats2bfloat162_rn(v[2 * half], v[2 * half + 1]));
-      v[2 * half] = both.x, v[2 * half + 1] = both.y;
+      v[2 * half] = both.x;
+      v[2 * half + 1] = both.y;
     }
     if constexpr (Normed) {
 #pragma unroll
@@ -226,7 +231,10 @@ struct LinearOut {
       mean += __shfl_xor_sync(0xffffffffu, mean, 1);
     }
 #pragma unroll
-    for (int k = 0; k < 8; ++k) v[k] -= mean, square = fmaf(v[k], v[k], square);
+    for (int k = 0; k < 8; ++k) {
+      v[k] -= mean;
+      square = fmaf(v[k], v[k], square);
+    }
     square += __shfl_xor_sync(0xffffffffu, square, 1);
     if (threadIdx.x % 2 == 0) write_moments(i, tile, square, mean);
   }

@@ -21,7 +21,10 @@ struct Columns {
 
   __device__ __forceinline__ Columns(const bf16* x, int in_tile) : own(x), steps(in_tile) {}
   __device__ __forceinline__ void begin() {
-    if constexpr (Raw) ask(0), ask(1);
+    if constexpr (Raw) {
+      ask(0);
+      ask(1);
+    }
   }
   __device__ __forceinline__ void ask(int to) {
 #pragma unroll
@@ -37,10 +40,12 @@ struct Columns {
     for (int k = 0; k < Batch; ++k)
 #pragma unroll
       for (int i = 0; i < kChunks; ++i) {
-        if constexpr (Raw)
-          b[k][i] = next[0][k][i], next[0][k][i] = next[1][k][i];
-        else
+        if constexpr (Raw) {
+          b[k][i] = next[0][k][i];
+          next[0][k][i] = next[1][k][i];
+        } else {
           b[k][i] = *reinterpret_cast<const uint4*>(own + (step + k) * Layout<W>::kStep + 8 * i);
+        }
       }
     if constexpr (Raw) ask(1);
   }
@@ -74,11 +79,17 @@ struct Counter {
       for (int k = 0; k < Batch * Chunks; ++k) {
         float v[8];
         Vec<bf16>::unpack(b[k / Chunks][k % Chunks], v);
-        if constexpr (Counts<How>::kSums) v[i] -= pivot, sums_of[k] += v[i];
+        if constexpr (Counts<How>::kSums) {
+          v[i] -= pivot;
+          sums_of[k] += v[i];
+        }
         squares_of[k] = fmaf(v[i], v[i], squares_of[k]);
       }
 #pragma unroll
-    for (int k = 0; k < Batch * Chunks; ++k) square += squares_of[k], sum += sums_of[k];
+    for (int k = 0; k < Batch * Chunks; ++k) {
+      square += squares_of[k];
+      sum += sums_of[k];
+    }
   }
   __device__ __forceinline__ void keep(Counts<How>& counts) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -102,7 +113,10 @@ __device__ __forceinline__ void sum_of_warps(const float4* parts, float (&c)[4])
 #pragma unroll
   for (int i = 0; i < kWarps; ++i) {
     const float4 part = parts[i * 32];
-    c[0] += part.x, c[1] += part.y, c[2] += part.z, c[3] += part.w;
+    c[0] += part.x;
+    c[1] += part.y;
+    c[2] += part.z;
+    c[3] += part.w;
   }
 }
 
@@ -116,7 +130,8 @@ __device__ __forceinline__ void factors_of(const In& in, const Learned& learned,
 #pragma unroll
   for (int k = 0; k < kWarps; ++k) {
     const float2 both = *reinterpret_cast<const float2*>(&squares[k][lane.at]);
-    s[0] += both.x, s[1] += both.y;
+    s[0] += both.x;
+    s[1] += both.y;
   }
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
@@ -135,7 +150,10 @@ __device__ __forceinline__ RowScale counted_scale(const In& in, const Learned& l
   const int row = threadIdx.x % 32 / 4;
   RowStats s;
 #pragma unroll
-  for (int k = 0; k < kWarps; ++k) s.s0 += counts.squares[k][row], s.s1 += counts.sums[k][row];
+  for (int k = 0; k < kWarps; ++k) {
+    s.s0 += counts.squares[k][row];
+    s.s1 += counts.sums[k][row];
+  }
   s = about(s, pivot, is_centred(in.site.p.stat), in.per_column);
   if (keep && row < in.rows && threadIdx.x % 4 == 0) keep_stats(in.site.p, row, s, 0.f);
   return row_scale(in.site.p, s, learned.scale, 0.f);
@@ -157,7 +175,10 @@ struct Behind {
   __device__ __forceinline__ void take(const In& in, const Factors& known) {
 #pragma unroll
     for (int e = 0; e < 2; ++e)
-      if (const int i = Lane().at + e; i < in.rows) factors[e] = known.scale[i], means[e] = known.mean[i];
+      if (const int i = Lane().at + e; i < in.rows) {
+        factors[e] = known.scale[i];
+        means[e] = known.mean[i];
+      }
   }
 };
 

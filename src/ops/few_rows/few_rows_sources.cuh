@@ -106,7 +106,11 @@ struct TileSource {
 #endif
       next += kBatchBytes;
       step += Batch;
-      if (step == steps) step = 0, --left, next += over;
+      if (step == steps) {
+        step = 0;
+        --left;
+        next += over;
+      }
     }
 #if __CUDA_ARCH__ < 900
     close_group();

@@ -10,7 +10,10 @@ namespace {
 // A block for each tile. The pieces of 16 bytes follow each other warp by warp, step by step, lower rows before upper ones, lane by lane.
 __global__ void __launch_bounds__(kThreads) tiles_kernel(const char* w, std::int64_t ld, int height, int span, char* out) {
   TileRows rows = tile_rows(static_cast<int>(blockIdx.x), span);
-  if (span == kTile) rows.low = min(rows.low, height - kTile), rows.high = rows.low + 8;  // the last may begin inside the one before it
+  if (span == kTile) {  // the last may begin inside the one before it
+    rows.low = min(rows.low, height - kTile);
+    rows.high = rows.low + 8;
+  }
   constexpr int kPiece = 16, kStep = Layout<std::int8_t>::kStep;
   const int pieces = static_cast<int>(ld);  // sixteen rows of ld/16 each
   const int steps = static_cast<int>(ld) / Layout<std::int8_t>::kSlice;

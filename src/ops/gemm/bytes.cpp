@@ -7,7 +7,7 @@ namespace bhyt {
 namespace {
 
 void check_bytes(const char* op, const Context& ctx, const Tensor& bytes, const Tensor& wide) {
-  check(ctx.device().is_cuda(), "[{}] expected a GPU, got {}", op, name_of(ctx.device()));
+  check(ctx.device().is_cuda(), "[{}] expected a GPU, got {}", op, ctx.device());
   check((bytes.dtype == DType::i8 || bytes.dtype == DType::f8) && bytes.ld == byte_distance(bytes.cols()),
         "[{}] expected a matrix of bytes, got {} {} with rows {} apart", op, name_of(bytes.dtype), shape_string(bytes), bytes.ld);
   check(wide.rows() == bytes.rows() && wide.cols() == bytes.cols(), "[{}] expected {} {}, got {}", op, name_of(bytes.dtype),

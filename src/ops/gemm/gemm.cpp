@@ -12,7 +12,7 @@ void check_operand(const char* what, const Tensor& t, const Device& device, bool
         name_of(t.dtype));
   check(t.data || t.size() == 0, "[gemm] expected {} {} with memory, got none", what, shape_string(t));
   check(t.ld >= t.cols(), "[gemm] expected {} with rows at least {} apart, got {}", what, t.cols(), t.ld);
-  check(t.device == device, "[gemm] expected {} on {}, got {}", what, name_of(device), name_of(t.device));
+  check(t.device == device, "[gemm] expected {} on {}, got {}", what, device, t.device);
 }
 }  // namespace
 

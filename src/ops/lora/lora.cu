@@ -25,7 +25,10 @@ __global__ void masked_kernel(const T* x, std::int64_t ldx, T* y, std::int64_t l
       store1(to, load1(x + row * ldx + j) * how.factor + (how.add ? load1(to) : 0.f));
     else if (!how.add)
       store1(to, 0.f);
-    if (++j == cols) j = 0, ++row;
+    if (++j == cols) {
+      j = 0;
+      ++row;
+    }
   }
 }
 

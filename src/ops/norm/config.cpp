@@ -87,9 +87,11 @@ void apply_preset(NormConfig& c, const std::string& name, const std::string& key
   c.gamma_in_constant = true;
 }
 
+constexpr schema::Range kPositive{.above = 0};
+
+// The method and what its two norms of a block are made of.
 template <class V>
-void walk(NormConfig& c, V& v) {
-  const schema::Range positive{.above = 0};
+void walk_method(NormConfig& c, V& v) {
   v.custom(
       "preset",
       "recommended: bhyt with gain fixed_unit, depth_factor inv_sqrt and gamma_in_constant, and model.embedding_scale sqrt_d; the lowest "
@@ -103,7 +105,7 @@ void walk(NormConfig& c, V& v) {
   read_bound(c, v);
   v.custom(
       "lambda", "bound of the map's input: attention, MLP",
-      [&](const Json& j, const std::string& key) { c.lambda = read_numbers<2>(j, key, positive); }, [&] { return Json(c.lambda); });
+      [&](const Json& j, const std::string& key) { c.lambda = read_numbers<2>(j, key, kPositive); }, [&] { return Json(c.lambda); });
   v.number("lambda_last", c.lambda_last, "the same for the final norm; 0 = end with RMSNorm", {.at_least = 0});
   v.boolean("learn_lambda", c.learn_lambda, "learn lambda");
   v.choice("gain", c.gain, kGains,
@@ -111,6 +113,11 @@ void walk(NormConfig& c, V& v) {
   v.choice("depth_gain", c.depth_gain, kDepths, "initial gamma times 1/sqrt(layer)");
   v.choice("depth_factor", c.depth_factor, kDepths, "the blocks' norm outputs times 1/sqrt(layer), a constant; not with lns, which has it");
   v.choice("kappa_schedule", c.kappa_schedule, kSchedules, "kappa over depth");
+}
+
+// The second site, where its statistic is not its input's.
+template <class V>
+void walk_second_site(NormConfig& c, V& v) {
   v.custom(
       "exact_layers", "blocks whose second statistic is exact: the first N, or a list counted from 1",
       [&](const Json& j, const std::string& key) { read_exact(c, j, key); },
@@ -126,7 +133,13 @@ void walk(NormConfig& c, V& v) {
   v.integer("aux_every", c.aux_every, "steps between applications of the auxiliary loss", {.at_least = 1});
   v.custom(
       "calibration", "one factor per layer on the approximated statistic",
-      [&](const Json& j, const std::string& key) { c.calibration = read_list(j, key, positive); }, [&] { return Json(c.calibration); });
+      [&](const Json& j, const std::string& key) { c.calibration = read_list(j, key, kPositive); }, [&] { return Json(c.calibration); });
+}
+
+template <class V>
+void walk(NormConfig& c, V& v) {
+  walk_method(c, v);
+  walk_second_site(c, v);
   v.custom(
       "layers", "where the method stands: all, or [from, to] counted from 1",
       [&](const Json& j, const std::string& key) { read_layers(c, j, key); },
@@ -143,7 +156,7 @@ void walk(NormConfig& c, V& v) {
         if (j == "auto")
           c.alpha.reset();
         else
-          c.alpha = read_numbers<3>(j, key, positive);
+          c.alpha = read_numbers<3>(j, key, kPositive);
       },
       [&] { return c.alpha ? Json(*c.alpha) : Json("auto"); });
   v.custom(

@@ -104,6 +104,18 @@ __device__ __forceinline__ void store_scalars(float (&s)[kScalars], GroupSums& s
     for (int k = 0; k < kScalars; ++k) scalars[blockIdx.x * kScalars + k] = s[k];
 }
 
+// What has come of the next row, for its turn: x and dz as numbers, and dx as it was.
+template <class T, int K, int V>
+__device__ __forceinline__ void take_next(const uint4 (&next_x)[K], const uint4 (&next_dz)[K], const uint4 (&next_dx)[K], float (&v)[K][V],
+                                          float (&g)[K][V], uint4 (&before)[K]) {
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    Vec<T>::unpack(next_x[k], v[k]);
+    Vec<T>::unpack(next_dz[k], g[k]);
+    before[k] = next_dx[k];
+  }
+}
+
 // part [blocks, W, C], scalars [blocks, kScalars]. The constant output factor is in γ and g from the start; the sums that hold neither get
 // it in columns_kernel.
 template <class T, class M, class S, int W, bool Columns>
@@ -136,12 +148,7 @@ __global__ void __launch_bounds__(S::threads, W == 1 && S::K == 2 ? 512 / S::thr
     const RowStats stats = next;
     const RowScale r = live ? row_scale(p, stats) : RowScale{0, 0, 0};
     float v[K][V], g[K][V], sum1 = 0, sum0 = 0, dt = 0;
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      Vec<T>::unpack(next_x[k], v[k]);
-      Vec<T>::unpack(next_dz[k], g[k]);
-      before[k] = next_dx[k];
-    }
+    take_next<T>(next_x, next_dz, next_dx, v, g, before);
     fetch_row(row + stride);
     const float t = W == 3 ? tanhf(stats.s1) : 0.f;
 #pragma unroll

@@ -302,7 +302,10 @@ struct Partial {
   void want(const NormGrads& grads, std::int64_t c) {
     if (!grads.columns()) return;
     columns = std::make_unique<float[]>(static_cast<std::size_t>(4 * c));
-    if (grads.gamma || grads.gate) dgamma = columns.get(), dgate = columns.get() + 2 * c;
+    if (grads.gamma || grads.gate) {
+      dgamma = columns.get();
+      dgate = columns.get() + 2 * c;
+    }
     if (grads.beta) dbeta = columns.get() + c;
     if (grads.direction) ddirection = columns.get() + 3 * c;
   }

@@ -53,11 +53,11 @@ void rope(Context& ctx, const Tensor& x, const Tensor& table, const RopeOptions&
         shape_string(x));
   check(table.dtype == DType::f32 && table.cols() == o.head_dim && table.contiguous(),
         "[rope] expected a table fp32 [positions, {}], got {} {}", o.head_dim, name_of(table.dtype), shape_string(table));
-  check(table.device == x.device, "[rope] expected the table on {}, got {}", name_of(x.device), name_of(table.device));
+  check(table.device == x.device, "[rope] expected the table on {}, got {}", x.device, table.device);
   if (o.positions) {
     check(o.positions.dtype == DType::i32 && o.positions.size() == x.rows(), "[rope] expected positions int32 [{}], got {} {}", x.rows(),
           name_of(o.positions.dtype), shape_string(o.positions));
-    check(o.positions.device == x.device, "[rope] expected positions on {}, got {}", name_of(x.device), name_of(o.positions.device));
+    check(o.positions.device == x.device, "[rope] expected positions on {}, got {}", x.device, o.positions.device);
   } else {
     const std::int64_t last = o.start + std::min(x.rows(), o.seq);
     check(o.seq > 0 && o.start >= 0 && last <= table.rows(), "[rope] expected positions below {}, got {}…{}", table.rows(), o.start,

@@ -25,7 +25,10 @@ __global__ void rope_kernel(T* x, std::int64_t ld, const float* table, int heads
     Vec<T>::load(a, u);
     Vec<T>::load(b, w);
 #pragma unroll
-    for (int k = 0; k < V; k += 4) Vec<float>::load(cosine + k, c + k), Vec<float>::load(sine + k, s + k);
+    for (int k = 0; k < V; k += 4) {
+      Vec<float>::load(cosine + k, c + k);
+      Vec<float>::load(sine + k, s + k);
+    }
   }
 #pragma unroll
   for (int k = 0; k < V; ++k) {

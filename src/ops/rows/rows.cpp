@@ -9,11 +9,11 @@ namespace {
 
 void check_shapes(const Tensor& some, const Tensor& rows, const Tensor& all) {
   check(all.dtype == DType::f32 || all.dtype == DType::bf16, "[rows] expected fp32 or bf16, got {}", name_of(all.dtype));
-  check(rows.dtype == DType::i32 && rows.device == all.device, "[rows] expected places int32 on {}, got {} on {}", name_of(all.device),
-        name_of(rows.dtype), name_of(rows.device));
+  check(rows.dtype == DType::i32 && rows.device == all.device, "[rows] expected places int32 on {}, got {} on {}", all.device,
+        name_of(rows.dtype), rows.device);
   check(some.dtype == all.dtype && some.rows() == rows.size() && some.cols() == all.cols() && some.device == all.device,
-        "[rows] expected {} [{}, {}] on {}, got {} {} on {}", name_of(all.dtype), rows.size(), all.cols(), name_of(all.device),
-        name_of(some.dtype), shape_string(some), name_of(some.device));
+        "[rows] expected {} [{}, {}] on {}, got {} {} on {}", name_of(all.dtype), rows.size(), all.cols(), all.device, name_of(some.dtype),
+        shape_string(some), some.device);
 }
 
 }  // namespace
@@ -21,13 +21,19 @@ void check_shapes(const Tensor& some, const Tensor& rows, const Tensor& all) {
 void gather_rows(Context& ctx, const Tensor& from, const Tensor& rows, const Tensor& out) {
   check_shapes(out, rows, from);
   const Operation operation(ctx, "gather_rows", profile::Kind::cross_entropy, from.device);
-  ctx.device().is_cuda() ? cuda::gather_rows(ctx, from, rows, out) : cpu::gather_rows(ctx, from, rows, out);
+  if (ctx.device().is_cuda())
+    cuda::gather_rows(ctx, from, rows, out);
+  else
+    cpu::gather_rows(ctx, from, rows, out);
 }
 
 void scatter_rows(Context& ctx, const Tensor& from, const Tensor& rows, const Tensor& to) {
   check_shapes(from, rows, to);
   const Operation operation(ctx, "scatter_rows", profile::Kind::cross_entropy, to.device);
-  ctx.device().is_cuda() ? cuda::scatter_rows(ctx, from, rows, to) : cpu::scatter_rows(ctx, from, rows, to);
+  if (ctx.device().is_cuda())
+    cuda::scatter_rows(ctx, from, rows, to);
+  else
+    cpu::scatter_rows(ctx, from, rows, to);
 }
 
 }  // namespace bhyt

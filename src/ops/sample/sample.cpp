@@ -9,14 +9,14 @@ namespace {
 
 void check_list(const char* name, const Tensor& t, DType type, const Tensor& logits) {
   check(t.dtype == type && t.size() == logits.rows() && t.device == logits.device && t.contiguous(),
-        "[sample] expected {} {} [{}] on {}, got {} {} on {}", name, name_of(type), logits.rows(), name_of(logits.device), name_of(t.dtype),
-        shape_string(t), name_of(t.device));
+        "[sample] expected {} {} [{}] on {}, got {} {} on {}", name, name_of(type), logits.rows(), logits.device, name_of(t.dtype),
+        shape_string(t), t.device);
 }
 
 void check_bits(const char* name, const Tensor& t, const Tensor& logits) {
   check(!t || (t.dtype == DType::u32 && t.cols() == seen_words(logits.cols()) && t.device == logits.device && t.contiguous()),
-        "[sample] expected {} uint32 of {} columns on {}, got {} {} on {}", name, seen_words(logits.cols()), name_of(logits.device),
-        name_of(t.dtype), shape_string(t), name_of(t.device));
+        "[sample] expected {} uint32 of {} columns on {}, got {} {} on {}", name, seen_words(logits.cols()), logits.device,
+        name_of(t.dtype), shape_string(t), t.device);
 }
 
 }  // namespace
@@ -27,8 +27,8 @@ void sample(Context& ctx, const Sample& job) {
         shape_string(x));
   check(job.rows.dtype == DType::u8 && job.rows.rows() == x.rows() && job.rows.cols() == std::int64_t{sizeof(SampleRow)} &&
             job.rows.device == x.device && job.rows.contiguous(),
-        "[sample] expected rows uint8 [{}, {}] on {}, got {} {} on {}", x.rows(), sizeof(SampleRow), name_of(x.device),
-        name_of(job.rows.dtype), shape_string(job.rows), name_of(job.rows.device));
+        "[sample] expected rows uint8 [{}, {}] on {}, got {} {} on {}", x.rows(), sizeof(SampleRow), x.device, name_of(job.rows.dtype),
+        shape_string(job.rows), job.rows.device);
   check_list("tokens", job.tokens, DType::i32, x);
   if (job.logprobs) check_list("logprobs", job.logprobs, DType::f32, x);
   check_bits("seen", job.seen, x);

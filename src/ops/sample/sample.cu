@@ -169,7 +169,10 @@ __device__ int draw(Shared& s, const Row& row, const SampleRow& how) {
       const float z = row.z(i), uniform = noise_uniform(bits.v[k]);
       if (key_of(z, i) < from || z + noise_bound(uniform) < best_score) continue;
       const Key key = key_of(z + noise(uniform), i);
-      if (key > best) best = key, best_score = value_of(key);
+      if (key > best) {
+        best = key;
+        best_score = value_of(key);
+      }
     }
   }
   return id_of(block_max(static_cast<Mass>(best), s.warps));

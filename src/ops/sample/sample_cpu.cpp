@@ -72,11 +72,17 @@ std::int32_t draw(const float* z, std::int64_t n, const SampleRow& how) {
   std::int64_t drawn = -1;  // the four ids that the bits are of
   for (std::int64_t i = 0; i < n; ++i) {
     if (key_of(z[i], i) < from) continue;
-    if (i / 4 != drawn) bits = noise_bits(how, i), drawn = i / 4;
+    if (i / 4 != drawn) {
+      bits = noise_bits(how, i);
+      drawn = i / 4;
+    }
     const float uniform = noise_uniform(bits.v[i % 4]);
     if (z[i] + noise_bound(uniform) < best_score) continue;
     const Key key = key_of(z[i] + noise(uniform), i);
-    if (key > best) best = key, best_score = value_of(key);
+    if (key > best) {
+      best = key;
+      best_score = value_of(key);
+    }
   }
   return id_of(best);
 }

@@ -10,7 +10,7 @@ void check_shapes(const Tensor& gate_up, const Tensor& h, const char* what) {
   check(gate_up.dtype == DType::f32 || gate_up.dtype == DType::bf16, "[swiglu] expected gate_up fp32 or bf16, got {}",
         name_of(gate_up.dtype));
   check(h.dtype == gate_up.dtype, "[swiglu] expected {} of type {}, got {}", what, name_of(gate_up.dtype), name_of(h.dtype));
-  check(h.device == gate_up.device, "[swiglu] expected {} on {}, got {}", what, name_of(gate_up.device), name_of(h.device));
+  check(h.device == gate_up.device, "[swiglu] expected {} on {}, got {}", what, gate_up.device, h.device);
   check(gate_up.cols() == 2 * h.cols() && gate_up.rows() == h.rows(), "[swiglu] expected gate_up [{}, {}] for {} {}, got {}", h.rows(),
         2 * h.cols(), what, shape_string(h), shape_string(gate_up));
 }

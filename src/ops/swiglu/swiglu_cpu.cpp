@@ -42,10 +42,16 @@ BHYT_BOTH void backward_loop(const T* gate, const T* up, const T* dh, T* dgate, 
 BHYT_CLONES void forward(const float* gate, const float* up, float* h, std::int64_t n) { forward_loop(gate, up, h, n); }
 BHYT_CLONES void forward(const bf16* gate, const bf16* up, bf16* h, std::int64_t n) { forward_loop(gate, up, h, n); }
 BHYT_CLONES void backward(const float* gate, const float* up, const float* dh, float* dgate, float* dup, float* h, std::int64_t n) {
-  h ? backward_loop<true>(gate, up, dh, dgate, dup, h, n) : backward_loop<false>(gate, up, dh, dgate, dup, h, n);
+  if (h)
+    backward_loop<true>(gate, up, dh, dgate, dup, h, n);
+  else
+    backward_loop<false>(gate, up, dh, dgate, dup, h, n);
 }
 BHYT_CLONES void backward(const bf16* gate, const bf16* up, const bf16* dh, bf16* dgate, bf16* dup, bf16* h, std::int64_t n) {
-  h ? backward_loop<true>(gate, up, dh, dgate, dup, h, n) : backward_loop<false>(gate, up, dh, dgate, dup, h, n);
+  if (h)
+    backward_loop<true>(gate, up, dh, dgate, dup, h, n);
+  else
+    backward_loop<false>(gate, up, dh, dgate, dup, h, n);
 }
 
 // Calls f(row, first, n) for pieces of rows, several short rows to a task.

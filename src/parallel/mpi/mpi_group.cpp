@@ -46,7 +46,6 @@ class MpiGroup : public Group {
     gather(names.data(), kName, kName);
     for (int i = 0; i < size; ++i) hosts_[static_cast<std::size_t>(i)] = names.data() + static_cast<std::size_t>(i) * kName;
     local_size_ = static_cast<int>(std::count(hosts_.begin(), hosts_.end(), host));
-    local_rank_ = static_cast<int>(std::count(hosts_.begin(), hosts_.begin() + rank_, host));
   }
 
   void exchange(const void* send, std::size_t stride, std::size_t bytes, void* receive) override {
