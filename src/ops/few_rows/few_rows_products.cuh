@@ -91,7 +91,10 @@ struct Counter {
       sum += sums_of[k];
     }
   }
+  // Behind the first tile, once.
   __device__ __forceinline__ void keep(Counts<How>& counts) {
+    if constexpr (!Counts<How>::kCounts) return;
+    if (!on) return;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
     for (int offset = 1; offset <= 2; ++offset) {
@@ -218,6 +221,15 @@ struct Asked {
   }
 };
 
+// Lets the next kernel come and asks for the first weights, and for what a norm has learned where the rows get theirs here.
+template <int Batch, bool Norms, class Source>
+__device__ __forceinline__ void begin(const In& in, Source& source) {
+  let_next_begin();
+#pragma unroll 1
+  for (int i = 0; i < source.ring.kStages; i += Batch) source.fetch(i);
+  if constexpr (Norms) bring_learned_near(in);
+}
+
 // A warp's sums of a tile of w over its eighth of the columns.
 template <class W, Rows How, int Batch, class Source>
 __device__ __forceinline__ float4 multiply_tile(Source& source, Columns<W, How, Batch>& columns, Counter<How>& counter, int steps,
@@ -246,7 +258,6 @@ __device__ __forceinline__ float4 multiply_tile(Source& source, Columns<W, How, 
 template <class R, class W, Rows How, int Batch, class Out>
 __global__ void __launch_bounds__(kThreads, Layout<W>::kBytes ? 1 : 2) product_kernel(const In in, const WeightMatrix<W> w, const Out out) {
   constexpr bool Raw = !in_shared(How), Follows = How == Rows::counted || How == Rows::held || How == Rows::kept;
-  constexpr int kStep = Layout<W>::kStep, kStages = R::kStages;
   extern __shared__ __align__(128) char memory[];
   __shared__ float places[kWarps];
   __shared__ Counts<How> counts;
@@ -258,14 +269,11 @@ __global__ void __launch_bounds__(kThreads, Layout<W>::kBytes ? 1 : 2) product_k
   const Learned learned(in.site.p);  // before the weights: it would wait behind them
   typename Out::OfRows of_rows(out);
   Source<R, W, Batch, Out> source(w, out, memory, steps);
-  let_next_begin();
-#pragma unroll 1
-  for (int i = 0; i < kStages; i += Batch) source.fetch(i);
-  if constexpr (How == Rows::kept) bring_learned_near(in);
+  begin<Batch, How == Rows::kept>(in, source);
   // The warps below `round` make the sums of one tile each.
   int own = static_cast<int>(blockIdx.x) + warp * stride;
   typename Out::OfTile of_tile = out.of_tile(own);
-  const int row = min(lane / 4, in.rows - 1), at = warp * steps * kStep + lane % 4 * Layout<W>::kLane;
+  const int row = min(lane / 4, in.rows - 1), at = warp * steps * Layout<W>::kStep + lane % 4 * Layout<W>::kLane;
   Columns<W, How, Batch> columns((Raw ? in.x + row * in.ld : x + row * ldx) + at, steps);
   if constexpr (Raw) made_before(columns.own);
   wait_for_previous();
@@ -282,14 +290,11 @@ __global__ void __launch_bounds__(kThreads, Layout<W>::kBytes ? 1 : 2) product_k
   for (int first = blockIdx.x; first < w.tiles; first += w.round * stride) {
     const bool finishes = warp < w.round && own < w.tiles;
     Asked<W, Follows, Out> asked;
-    if (finishes) {
-      if constexpr (Raw) of_rows.ask(out, in.rows);
-      asked = {in, w.scales, out, of_rows, own, of_tile};
-    }
+    if (Raw && finishes) of_rows.ask(out, in.rows);
+    if (finishes) asked = {in, w.scales, out, of_rows, own, of_tile};
     for (int r = 0; r < w.round && first + r * stride < w.tiles; ++r) {
       partial[(r * kWarps + warp) * 32 + lane] = multiply_tile(source, columns, counter, steps, stage);
-      if constexpr (Counts<How>::kCounts)
-        if (counter.on) counter.keep(counts);
+      counter.keep(counts);
     }
     if (finishes) of_rows.settle();
     __syncthreads();
@@ -340,7 +345,7 @@ __device__ __forceinline__ float4 multiply_scaled_tile(Source& source, const cha
 template <class R, class W, bool Whole, class Out>
 __global__ void __launch_bounds__(kThreads, 1) scaled_kernel(const In in, const WeightMatrix<W> w, const Out out) {
   using S = Scaled<W>;
-  constexpr int kStep = Layout<W>::kStep, kStages = R::kStages, kBatch = kScaledBatch;
+  constexpr int kStep = Layout<W>::kStep, kBatch = kScaledBatch;
   extern __shared__ __align__(128) char memory[];
   __shared__ float places[kWarps];
   __shared__ alignas(8) float squares[kWarps][kRows];
@@ -353,10 +358,7 @@ __global__ void __launch_bounds__(kThreads, 1) scaled_kernel(const In in, const 
   const Learned learned(in.site.p);
   typename Out::OfRows of_rows(out);
   Source<R, W, kBatch, Out> source(w, out, memory, steps);
-  let_next_begin();
-#pragma unroll 1
-  for (int i = 0; i < kStages; i += kBatch) source.fetch(i);
-  if constexpr (Whole) bring_learned_near(in);
+  begin<kBatch, Whole>(in, source);
   int own = static_cast<int>(blockIdx.x) + warp * stride;
   typename Out::OfTile of_tile = out.of_tile(own);
   wait_for_previous();
