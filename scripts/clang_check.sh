@@ -40,5 +40,6 @@ sed -n 's/^  "command": "\(.*\)",\?$/\1/p' $build/compile_commands.json | grep -
   while read -r command; do
     file=${command##* -c "$PWD"/} file=${file%% *} of=${kind[$file]:-}
     if [[ -n $of && -z ${made[$of]:-} ]]; then precompiled "$of" "$command" && made[$of]=yes; fi
+    [[ $file != src/* ]] || command+=" -Wcomma"  # statements, not comma operators
     echo "$command -fPIC -fsyntax-only${of:+ -include-pch $build/heavy-$of.h.pch}"
   done | xargs -d '\n' -P "$(nproc)" -n 1 bash -c

@@ -124,7 +124,10 @@ Json to_json(const Result& r, const Settings& s) {
   j["limit"] = r.limit;
   j["limit_name"] = r.limit_name;
   if (!r.method.empty()) j["method"] = r.method;
-  if (r.rates.mean > 0) j["tok_s_mean"] = r.rates.mean, j["tok_s_std"] = r.rates.deviation;
+  if (r.rates.mean > 0) {
+    j["tok_s_mean"] = r.rates.mean;
+    j["tok_s_std"] = r.rates.deviation;
+  }
   j["device"] = name_of(s.ctx.device());
   j["dtype"] = name_of(s.dtype);
   j["threads"] = s.ctx.threads().count();
