@@ -5,12 +5,9 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <semaphore>
-#include <thread>
 #include <vector>
 
 #include "core/check.h"
-#include "core/signals.h"
 
 namespace bhyt {
 
@@ -81,43 +78,14 @@ std::uint64_t Hash64::digest() const {
 }
 
 std::uint64_t hash_file(const std::filesystem::path& file) {
-  constexpr std::size_t kPiece = 1 << 19;  // two of them stay in the cache
+  constexpr std::size_t kPiece = 1 << 20;
   std::ifstream in(file, std::ios::binary);
   check(in.is_open(), "could not read {}: {}", file.string(), std::strerror(errno));
   in.rdbuf()->pubsetbuf(nullptr, 0);  // pieces this large need no buffer between
-  struct Piece {
-    std::vector<char> bytes = std::vector<char>(kPiece);
-    std::size_t size = 0;
-  } pieces[2];
-  int error = 0;
-  const auto fill = [&](Piece& piece) {
-    in.read(piece.bytes.data(), kPiece);
-    piece.size = static_cast<std::size_t>(in.gcount());
-    if (!in && !in.eof()) error = errno != 0 ? errno : EIO;
-  };
+  std::vector<char> piece(kPiece);
   Hash64 h;
-  fill(pieces[0]);
-  if (pieces[0].size < kPiece) {
-    h.update(pieces[0].bytes.data(), pieces[0].size);
-  } else {  // the next piece is read while this one is gone through
-    std::counting_semaphore<2> filled(1), empty(1);
-    const std::jthread reader([&] {
-      leave_signals_to_main_thread();
-      for (int i = 1; pieces[1 - i].size == kPiece; i = 1 - i) {
-        empty.acquire();
-        fill(pieces[i]);
-        filled.release();
-      }
-    });
-    for (int i = 0;; i = 1 - i) {
-      filled.acquire();
-      const std::size_t size = pieces[i].size;
-      h.update(pieces[i].bytes.data(), size);
-      if (size < kPiece) break;
-      empty.release();
-    }
-  }
-  check(error == 0, "could not read {}: {}", file.string(), std::strerror(error));
+  while (in.read(piece.data(), kPiece), in.gcount() > 0) h.update(piece.data(), static_cast<std::size_t>(in.gcount()));
+  check(in.eof(), "could not read {}: {}", file.string(), std::strerror(errno));
   return h.digest();
 }
 

@@ -61,17 +61,17 @@ TEST(Hash64, KnownValues) {
   }
 }
 
-// Of the file's pieces, which one thread reads and another goes through: none, one that is cut or full, two, several.
+// Read in pieces: none, one that is cut or full, two, several.
 TEST(Hash64, AFileHasThatOfItsBytes) {
   const TempDir dir;
+  constexpr std::size_t piece = 1 << 20;
   std::mt19937_64 r(1);
-  std::string bytes(5 * (std::size_t{1} << 19) / 2 + 77, '\0');
+  std::string bytes(5 * piece / 2 + 77, '\0');
   for (std::size_t i = 0; i + 8 <= bytes.size(); i += 8) {
     const std::uint64_t word = r();
     std::memcpy(bytes.data() + i, &word, sizeof word);
   }
-  for (const std::size_t size : {std::size_t{0}, std::size_t{1}, (std::size_t{1} << 19) - 1, std::size_t{1} << 19,
-                                 (std::size_t{1} << 19) + 1, std::size_t{1} << 20, bytes.size()}) {
+  for (const std::size_t size : {std::size_t{0}, std::size_t{1}, piece - 1, piece, piece + 1, 2 * piece, bytes.size()}) {
     write_file(dir / "f", bytes.substr(0, size));
     EXPECT_EQ(hash_file(dir / "f"), hash64(bytes.data(), size)) << size;
   }
