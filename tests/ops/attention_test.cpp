@@ -5,10 +5,11 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "core/error.h"
-#include "ops/attention/tile_bf16.h"
-#include "ops/gemm/row_mmla.h"
+#include "ops/attention/tile.h"
+#include "ops/gemm/instructions.h"
 #include "tests/devices.h"
 #include "tests/ops/case.h"
 
@@ -143,8 +144,10 @@ std::vector<Case> tests_by_tiles() {
   for (Case& c : cases)
     for (auto* f : {&c.forward, &c.backward})
       *f = [f = *f](CaseTensors& tensors) {
-        const cpu::BfTilesAnywhere on;
+        bool& tiles = tensors.ctx().keep<cpu::Instructions>().matrix_unit;
+        const bool before = std::exchange(tiles, true);
         f(tensors);
+        tiles = before;
       };
   return cases;
 }
@@ -191,7 +194,7 @@ OwnedTensor single_rows(Context& ctx, const Tensor& q, const Tensor& pages, cons
 // Decoding token by token, or in chunks, gives the rows of the prefill.
 void expect_paged_equals_whole(Context& ctx, std::int64_t head_dim) {
   // Tiles round the probabilities, single tokens do not.
-  const bool gpu = ctx.device().is_cuda(), rounds = gpu || cpu::use_bf16_tiles();
+  const bool gpu = ctx.device().is_cuda(), rounds = gpu || ctx.keep<cpu::Instructions>().matrix_unit;
   const double bf16_error = rounds || head_dim > 1024 ? 0x1p-7 : 0x1p-8, fp32_error = gpu || head_dim > 1024 ? 1e-5 : 2e-6;
   const AttentionShape s{.batch = 1, .seq = head_dim > 1024 ? 40 : 150, .heads = 6, .kv_heads = 2, .head_dim = head_dim};
   const std::int64_t q = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
@@ -238,13 +241,15 @@ TEST(Attention, PagedEqualsWhole) {
     for (const std::int64_t head_dim : {20, 64, 96, 128}) expect_paged_equals_whole(ctx, head_dim);
 }
 TEST(Attention, PagedEqualsWholeWithoutMmla) {
-  const cpu::WithoutMmla plain;
-  for (const std::int64_t head_dim : {20, 64}) expect_paged_equals_whole(on_cpu(), head_dim);
+  Context plain;
+  plain.keep<cpu::Instructions>().mmla = false;
+  for (const std::int64_t head_dim : {20, 64}) expect_paged_equals_whole(plain, head_dim);
 }
 TEST(Attention, PagedHasRoomForWideHeads) { expect_paged_equals_whole(on_cpu(), 4096); }
 TEST(AttentionByTiles, PagedEqualsWhole) {
-  const cpu::BfTilesAnywhere on;
-  for (const std::int64_t head_dim : {20, 96}) expect_paged_equals_whole(on_cpu(), head_dim);
+  Context tiles;
+  tiles.keep<cpu::Instructions>().matrix_unit = true;
+  for (const std::int64_t head_dim : {20, 96}) expect_paged_equals_whole(tiles, head_dim);
 }
 
 // A document mask is the same as separate sequences, bit for bit when the cut falls between tiles.

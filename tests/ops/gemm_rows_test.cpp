@@ -10,16 +10,16 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <numeric>
+#include <set>
 #include <utility>
 #include <vector>
 
 #include "core/memory.h"
-#include "ops/attention/tile_bf16.h"
 #include "ops/gemm/gemm.h"
+#include "ops/gemm/instructions.h"
 #include "ops/gemm/int8.h"
-#include "ops/gemm/row_mmla.h"
-#include "ops/gemm/row_tiles.h"
 #include "tests/devices.h"
 #include "tests/ops/case.h"
 
@@ -30,30 +30,66 @@ OwnedTensor drawn(DType type, std::int64_t rows, std::int64_t cols, std::uint64_
   return make_tensor(on_cpu(), type, {rows, cols}, draw({{"v", {rows, cols}, Role::constant}}, type, seed).at("v"));
 }
 
+// Contexts on the CPU, of any number of threads, that take the same instructions: all there are, or others.
+class Processor {
+ public:
+  template <class Change>
+  explicit Processor(Change&& change) : takes_(on_cpu()) {
+    change(takes_);
+  }
+  Context& with(int threads) {
+    Context& ctx = contexts_.try_emplace(threads, Device::cpu(), threads).first->second;
+    ctx.keep<cpu::Instructions>() = takes_;
+    return ctx;
+  }
+
+ private:
+  cpu::Instructions takes_;
+  std::map<int, Context> contexts_;
+};
+Processor& this_one() {
+  static Processor one([](cpu::Instructions&) {});
+  return one;
+}
+Processor without_mmla() {
+  return Processor([](cpu::Instructions& takes) { takes.mmla = false; });
+}
+Processor with_a_matrix_unit() {
+  return Processor([](cpu::Instructions& takes) { takes.matrix_unit = true; });
+}
+// So many or as many as there are, and no matrix unit.
+Processor with_lanes(int lanes) {
+  return Processor([=](cpu::Instructions& takes) {
+    takes.lanes = std::min(lanes, takes.lanes);
+    takes.matrix_unit = false;
+  });
+}
+
 // Rows [first, first + n) of x times wᵀ, as bytes.
-std::vector<char> product(const Tensor& x, const Tensor& w, DType result, std::int64_t first, std::int64_t n, int threads) {
-  Context& ctx = test::context_on(Device::cpu(), threads);
+std::vector<char> product(const Tensor& x, const Tensor& w, DType result, std::int64_t first, std::int64_t n, int threads,
+                          Processor& processor = this_one()) {
+  Context& ctx = processor.with(threads);
   const OwnedTensor y(ctx, result, {n, w.rows()});
   gemm(ctx, x.row_slice(first, n), w, y, {.trans_b = true, .by_row = true});
   const char* const bytes = static_cast<const char*>(y.t.data);
   return {bytes, bytes + y.t.bytes()};
 }
 
-void check_bits(const Tensor& x, const Tensor& w, DType result) {
-  const std::vector<char> all = product(x, w, result, 0, x.rows(), 2);
+void check_bits(const Tensor& x, const Tensor& w, DType result, Processor& processor = this_one()) {
+  const std::vector<char> all = product(x, w, result, 0, x.rows(), 2, processor);
   const std::size_t row = static_cast<std::size_t>(w.rows()) * size_of(result);
   for (const std::int64_t n : {1, 2, 3, 4, 5, 8, 16, 17, 33, 100})
     for (const int threads : {1, 2, 3})
       for (const std::int64_t first : {std::int64_t{0}, std::int64_t{7}, x.rows() - n}) {
-        const std::vector<char> some = product(x, w, result, first, n, threads);
+        const std::vector<char> some = product(x, w, result, first, n, threads, processor);
         ASSERT_EQ(std::memcmp(some.data(), all.data() + static_cast<std::size_t>(first) * row, some.size()), 0)
             << fmt::format("{} rows from {} on, {} threads, depth {}", n, first, threads, x.cols());
       }
 }
 
-void check_bits(DType type) {
+void check_bits(DType type, Processor& processor = this_one()) {
   for (const std::int64_t depth : {5, 64, 203, 2500})
-    check_bits(drawn(type, 270, depth, 1), drawn(type, 141, depth, 2), depth == 64 ? DType::f32 : type);
+    check_bits(drawn(type, 270, depth, 1), drawn(type, 141, depth, 2), depth == 64 ? DType::f32 : type, processor);
 }
 
 TEST(GemmByRow, ARowHasItsBitsWhateverComesWithIt) {
@@ -72,13 +108,13 @@ std::vector<double> reference(const Tensor& x, const Tensor& w) {
 }
 
 // Every number of rows up to some tiles, with outputs and depths that fill none: the bits of single rows, which are right.
-void check_every_number(DType type) {
+void check_every_number(DType type, Processor& processor = this_one()) {
   for (const std::int64_t depth : {1, 4, 15, 16, 49, 2048, 2065}) {
     const std::int64_t outs = depth < 50 ? 37 : 25, most = depth < 50 ? 130 : 34;
     const OwnedTensor x = drawn(type, most, depth, 1), w = drawn(type, outs, depth, 2);
     std::vector<char> single;
     for (std::int64_t i = 0; i < most; ++i)
-      for (const char byte : product(x, w, DType::f32, i, 1, 1)) single.push_back(byte);
+      for (const char byte : product(x, w, DType::f32, i, 1, 1, processor)) single.push_back(byte);
     const auto right = reference(x, w);
     for (std::size_t i = 0; i < right.size(); ++i) {
       float got;
@@ -86,7 +122,7 @@ void check_every_number(DType type) {
       ASSERT_NEAR(got, right[i], 1e-5 * std::sqrt(static_cast<double>(depth))) << i << ", depth " << depth;
     }
     for (std::int64_t n = 1; n <= most; ++n) {
-      const std::vector<char> some = product(x, w, DType::f32, 0, n, 2);
+      const std::vector<char> some = product(x, w, DType::f32, 0, n, 2, processor);
       ASSERT_EQ(std::memcmp(some.data(), single.data(), some.size()), 0) << fmt::format("{} rows, depth {}", n, depth);
     }
   }
@@ -99,24 +135,39 @@ TEST(GemmByRow, EveryNumberOfRowsEqualsSingleOnes) {
 
 // What processors do that multiply no matrices of bf16.
 TEST(GemmByRow, WithoutMmlaToo) {
-  const cpu::WithoutMmla plain;
-  check_bits(DType::bf16);
-  check_every_number(DType::bf16);
+  Processor plain = without_mmla();
+  check_bits(DType::bf16, plain);
+  check_every_number(DType::bf16, plain);
 }
 
 // What processors do whose vectors are shorter, without a matrix unit.
 TEST(GemmByRow, WithShorterVectorsToo) {
   for (const int lanes : {16, 8, 4}) {
-    const cpu::NoMoreLanes most(lanes);
+    Processor narrow = with_lanes(lanes);
     for (const DType type : {DType::f32, DType::bf16})
       for (const std::int64_t depth : {5, 64, 203, 2500}) {
         const OwnedTensor x = drawn(type, 107, depth, 1), w = drawn(type, 141, depth, 2), y(on_cpu(), DType::f32, {107, 141});
-        gemm(on_cpu(), x, w, y, {.trans_b = true, .by_row = true});
+        gemm(narrow.with(2), x, w, y, {.trans_b = true, .by_row = true});
         const auto got = to_doubles(on_cpu(), y), right = reference(x, w);
         for (std::size_t i = 0; i < right.size(); ++i)
           ASSERT_NEAR(got[i], right[i], 1e-5 * std::sqrt(static_cast<double>(depth))) << i << ", depth " << depth << ", lanes " << lanes;
-        check_bits(x, w, DType::f32);
+        check_bits(x, w, DType::f32, narrow);
       }
+  }
+}
+
+// Each of these ways adds in an order of its own, so the bits tell whether it was taken.
+TEST(GemmByRow, AContextTakesTheInstructionsThatItIsGiven) {
+  const OwnedTensor x = drawn(DType::bf16, 30, 2500, 1), w = drawn(DType::bf16, 31, 2500, 2);
+  for (const std::int64_t rows : {1, 30}) {
+    Processor tiles = with_a_matrix_unit();
+    std::set<std::vector<char>> bits{product(x, w, DType::f32, 0, rows, 2, tiles)};
+    std::size_t ways = 1;
+    for (int lanes = 4; lanes <= cpu::row_lanes(); lanes *= 2, ++ways) {
+      Processor vectors = with_lanes(lanes);
+      bits.insert(product(x, w, DType::f32, 0, rows, 2, vectors));
+    }
+    EXPECT_EQ(bits.size(), ways) << rows;
   }
 }
 
@@ -175,13 +226,13 @@ TEST(GemmByRow, AddsToManyRowsWhatItAddsToOne) {
 
 // Plain loops stand in for a matrix unit.
 TEST(GemmByRow, OnAMatrixUnitToo) {
-  const cpu::BfTilesAnywhere tiles;
+  Processor tiles = with_a_matrix_unit();
   for (const std::int64_t depth : {1, 31, 64, 203, 2500}) {
     const OwnedTensor x = drawn(DType::bf16, 270, depth, 1), w = drawn(DType::bf16, 141, depth, 2), got(on_cpu(), DType::f32, {270, 141});
-    gemm(on_cpu(), x, w, got, {.trans_b = true, .by_row = true});
+    gemm(tiles.with(2), x, w, got, {.trans_b = true, .by_row = true});
     const auto a = to_doubles(on_cpu(), got), b = reference(x, w);
     for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], 1e-5 * std::sqrt(static_cast<double>(depth))) << i << ", " << depth;
-    check_bits(x, w, depth == 64 ? DType::bf16 : DType::f32);
+    check_bits(x, w, depth == 64 ? DType::bf16 : DType::f32, tiles);
   }
 }
 
@@ -238,6 +289,7 @@ TEST(GemmByRow, Int8RowsHaveTheirBits) {
 
 // However the integers are laid out.
 TEST(GemmByRow, Int8HasTheSameBitsOnAnyProcessor) {
+  Processor others[] = {without_mmla(), with_lanes(16), with_lanes(8), with_lanes(4), with_a_matrix_unit()};
   const std::int64_t outs = 77;  // tiles side by side, far apart, and one that is cut
   for (const std::int64_t depth : {1, 40, 56, 64, 203, 1500, 5003, 9020})
     for (const std::int64_t rows : {1, 2, 3, 4, 5, 7, 8, 9, 10, 19, 70}) {
@@ -245,18 +297,10 @@ TEST(GemmByRow, Int8HasTheSameBitsOnAnyProcessor) {
                         w = drawn(DType::bf16, outs, depth, 2);
       const Int8 q(w, {});
       const std::vector<char> bits = product(x, q.t, DType::f32, 0, rows, 2), fine_bits = product(fine, q.t, DType::f32, 0, rows, 2);
-      {
-        const cpu::WithoutMmla plain;
-        EXPECT_EQ(product(x, q.t, DType::f32, 0, rows, 2), bits) << rows << ", depth " << depth;
-      }
-      for (const int lanes : {16, 8, 4}) {
-        const cpu::NoMoreLanes most(lanes);
-        EXPECT_EQ(product(x, q.t, DType::f32, 0, rows, 2), bits) << rows << ", depth " << depth << ", lanes " << lanes;
-        EXPECT_EQ(product(fine, q.t, DType::f32, 0, rows, 2), fine_bits) << rows << ", depth " << depth << ", lanes " << lanes;
-      }
-      {
-        const cpu::BfTilesAnywhere tiles;
-        EXPECT_EQ(product(x, q.t, DType::f32, 0, rows, 2), bits) << rows << ", depth " << depth;
+      for (Processor& other : others) {
+        EXPECT_EQ(product(x, q.t, DType::f32, 0, rows, 2, other), bits) << rows << ", depth " << depth << ", processor " << &other - others;
+        EXPECT_EQ(product(fine, q.t, DType::f32, 0, rows, 2, other), fine_bits)
+            << rows << ", depth " << depth << ", processor " << &other - others;
       }
       const std::int64_t distance = cpu::digits_distance(depth), width = cpu::digits_width(depth);
       std::vector<std::uint8_t> digits(static_cast<std::size_t>(rows * distance));
@@ -274,7 +318,8 @@ TEST(GemmByRow, Int8HasTheSameBitsOnAnyProcessor) {
                              .x = digits.data(),
                              .scales = scales.data(),
                              .w = q.t.as<std::int8_t>(),
-                             .sums = sums.data()});
+                             .sums = sums.data()},
+               cpu::row_lanes());
       EXPECT_EQ(std::memcmp(sums.data(), bits.data(), bits.size()), 0) << rows << ", depth " << depth;
     }
 }
@@ -296,8 +341,7 @@ TEST(GemmByRow, Int8SumsDoNotOverflow) {
                         y(on_cpu(), DType::f32, {rows, outs});
       const Int8 q(w, {});
       for (const int lanes : {16, 8, 4}) {
-        const cpu::NoMoreLanes most(lanes);
-        gemm(on_cpu(), x, q.t, y, {.trans_b = true, .by_row = true});
+        gemm(with_lanes(lanes).with(1), x, q.t, y, {.trans_b = true, .by_row = true});
         for (const double value : to_doubles(on_cpu(), y))
           ASSERT_NEAR(value * sign / static_cast<double>(2 * depth), 1, 1e-6) << rows << ", depth " << depth << ", lanes " << lanes;
       }
@@ -372,10 +416,10 @@ TEST(GemmByRow, Int8HasALimitOfColumns) {
 
 // Products that are asked for nothing by row, as the library makes them.
 TEST(GemmByRow, OtherProductsWithoutMmla) {
-  const cpu::WithoutMmla plain;
+  Processor plain = without_mmla();
   for (const DType result : {DType::f32, DType::bf16}) {
     const OwnedTensor x = drawn(DType::bf16, 193, 1111, 1), w = drawn(DType::bf16, 300, 1111, 2), y(on_cpu(), result, {193, 300});
-    gemm(on_cpu(), x, w, y, {.trans_b = true});
+    gemm(plain.with(2), x, w, y, {.trans_b = true});
     const auto got = to_doubles(on_cpu(), y), right = reference(x, w);
     for (std::size_t i = 0; i < right.size(); ++i)
       ASSERT_NEAR(got[i], right[i], 1e-3 + (result == DType::bf16 ? 0x1p-8 * std::fabs(right[i]) : 0)) << i;
@@ -393,10 +437,11 @@ TEST(GemmByRow, FewOutputsOnManyThreads) {
 
 #if defined(__aarch64__)
 TEST(GemmByRow, TheInstructionsThatAreThereAreTaken) {
-  EXPECT_EQ(cpu::use_mmla(DType::bf16), (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0);
-  EXPECT_EQ(cpu::use_mmla(DType::i8), (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0);
-  const cpu::WithoutMmla plain;
-  EXPECT_FALSE(cpu::use_mmla(DType::bf16));
+  cpu::Instructions takes(on_cpu());
+  EXPECT_EQ(takes.mmla_for(DType::bf16), (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0);
+  EXPECT_EQ(takes.mmla_for(DType::i8), (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0);
+  takes.mmla = false;
+  EXPECT_FALSE(takes.mmla_for(DType::bf16));
 }
 #endif
 

@@ -6,6 +6,7 @@
 #include "core/threads.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/tile_bf16.h"
+#include "ops/gemm/instructions.h"
 
 namespace bhyt::cpu {
 
@@ -295,6 +296,7 @@ void for_groups(Context& ctx, std::int64_t groups, std::int64_t seq, std::int64_
 void attention_backward(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const Tensor& dout,
                         const Tensor& dqkv, const AttentionShape& s) {
   const std::int64_t heads = s.heads / s.kv_heads, d = s.head_dim;
+  const bool bf16_tiles = ctx.keep<Instructions>().matrix_unit;
   dispatch_float(qkv.dtype, [&](auto zero) {
     using T = decltype(zero);
     for_groups(ctx, s.batch * s.kv_heads, s.seq, d, [&](std::int64_t group, Tiles queries, Tiles keys, Wanted wanted, float* scratch) {
@@ -320,7 +322,7 @@ void attention_backward(Context& ctx, const Tensor& qkv, const Tensor& out, cons
                          .heads = heads,
                          .d = d};
       if constexpr (std::is_same_v<T, bf16>)
-        if (use_bf16_tiles()) return backward_range_bf16(own, queries, keys, wanted, scratch);
+        if (bf16_tiles) return backward_range_bf16(own, queries, keys, wanted, scratch);
       backward_range(own, queries, keys, wanted, scratch);
     });
   });

@@ -6,6 +6,7 @@
 #include "core/threads.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/tile_bf16.h"
+#include "ops/gemm/instructions.h"
 
 namespace bhyt::cpu {
 
@@ -159,9 +160,9 @@ void forward_rows_bf16(const Group<bf16>& s, std::int64_t begin, std::int64_t en
 }
 
 template <class T>
-void forward_any(const Group<T>& s, std::int64_t begin, std::int64_t end, float* scratch) {
+void forward_any(const Group<T>& s, bool bf16_tiles, std::int64_t begin, std::int64_t end, float* scratch) {
   if constexpr (std::is_same_v<T, bf16>)
-    if (use_bf16_tiles()) return forward_rows_bf16(s, begin, end, scratch);
+    if (bf16_tiles) return forward_rows_bf16(s, begin, end, scratch);
   forward_rows(s, begin, end, scratch);
 }
 
@@ -185,6 +186,7 @@ void for_chunks(Context& ctx, std::int64_t groups, std::int64_t queries, const A
 
 void attention(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& first, const AttentionShape& s) {
   const std::int64_t heads = s.heads / s.kv_heads;
+  const bool bf16_tiles = ctx.keep<Instructions>().matrix_unit;
   dispatch_float(qkv.dtype, [&](auto zero) {
     using T = decltype(zero);
     for_chunks(ctx, s.batch * s.kv_heads, s.seq, s, [&](std::int64_t group, std::int64_t begin, std::int64_t end, float* scratch) {
@@ -203,7 +205,7 @@ void attention(Context& ctx, const Tensor& qkv, const Tensor& out, const Tensor&
                            .queries = s.seq,
                            .heads = heads,
                            .d = s.head_dim},
-                  begin, end, scratch);
+                  bf16_tiles, begin, end, scratch);
     });
   });
 }

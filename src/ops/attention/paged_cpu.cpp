@@ -13,6 +13,7 @@
 #include "core/threads.h"
 #include "ops/attention/paged.h"
 #include "ops/attention/tile.h"
+#include "ops/gemm/instructions.h"
 #include "ops/gemm/row_mmla.h"
 #include "ops/gemm/row_tiles.h"
 
@@ -33,6 +34,8 @@ struct Group {
   std::int64_t ldout;
   const std::int32_t* table;  // of the sequence
   std::int64_t past, queries, heads, d;
+  bool mmla;  // makes the scores, else vectors do,
+  int lanes;  // of so many lanes
 
   // The same of the n-th key/value head behind it.
   Group other(std::int64_t n) const {
@@ -48,11 +51,6 @@ struct Group {
   std::int64_t seen_by(std::int64_t row) const { return past + row / heads + 1; }  // keys, from the first on
   const T* page(const T* base, std::int64_t key) const { return base + table[key / kPageTokens] * kPageTokens * ld; }
 };
-
-template <class T>
-bool by_mmla() {
-  return std::is_same_v<T, bf16> && use_mmla(DType::bf16);
-}
 
 // What a group needs to compute in, one behind the other.
 struct Scratch {
@@ -94,7 +92,7 @@ template <class T>
 void load_queries(const Group<T>& g, const Scratch& s) {
   const auto row_of = [&](std::int64_t i) { return g.q + i / g.heads * g.ldq + i % g.heads * g.d; };
   if constexpr (std::is_same_v<T, bf16>)
-    if (by_mmla<T>()) {
+    if (g.mmla) {
       auto* const rows = reinterpret_cast<bf16*>(s.panel);
       for (std::int64_t i = 0; i < g.rows(); i += kMmlaRows) {
         const std::int64_t n = std::min(kMmlaRows, g.rows() - i);
@@ -106,7 +104,7 @@ void load_queries(const Group<T>& g, const Scratch& s) {
   for (std::int64_t i = 0; i < g.rows(); ++i) {
     const T* const q = row_of(i);
     for (std::int64_t j = 0; j < g.d; ++j) s.one_row[j] = score_scale(g) * to_float(q[j]);
-    pack_row(s.one_row, g.d, g.rows() >= kManyRows, s.q + i * s.ldq);
+    pack_row(s.one_row, g.d, g.rows() >= kManyRows, g.lanes, s.q + i * s.ldq);
   }
 }
 
@@ -116,7 +114,7 @@ void page_scores(const Group<T>& g, const Scratch& s, std::int64_t key, std::int
   const std::int64_t seen = std::min(kPageTokens, g.seen_by(first + rows - 1) - key);
   if (seen <= 0) return;
   if constexpr (std::is_same_v<T, bf16>)
-    if (by_mmla<T>())
+    if (g.mmla)
       return run(MmlaTask<bf16>{.rows = rows,
                                 .outs = seen,
                                 .depth = g.d,
@@ -137,7 +135,8 @@ void page_scores(const Group<T>& g, const Scratch& s, std::int64_t key, std::int
                  .ldw = g.ld,
                  .sums = s.p + first * s.ldp + key,
                  .ldsums = s.ldp,
-                 .panel = s.panel});
+                 .panel = s.panel},
+      g.lanes);
 }
 
 // Where not all rows see a page to its end, the first half of them sees less of it.
@@ -220,7 +219,7 @@ void softmax(const Group<T>& g, const Scratch& s) {
   for (std::int64_t i = 0; i < g.rows(); ++i) {
     const std::int64_t seen = g.seen_by(i), end = round_up(seen, kCols);
     float* const row = s.p + i * s.ldp;
-    if (by_mmla<T>())
+    if (g.mmla)
       for (std::int64_t k = 0; k < seen; ++k) row[k] *= score_scale(g);
     std::fill(row + seen, row + end, -std::numeric_limits<float>::infinity());
     s.inverse[i] = 1.0f / softmax_row(row, end);
@@ -288,6 +287,7 @@ void attention_paged(Context& ctx, const Tensor& q, const Tensor& pages, const T
     longest = std::max(longest, p.past + p.rows);
     most_rows = std::max(most_rows, heads * std::min(p.rows, together));
   }
+  const Instructions& has = ctx.keep<Instructions>();
   const std::int64_t some = heads_together(ctx, std::ssize(parts), most_rows, s.kv_heads);
   const WorkerScratch scratch = ctx.worker_scratch(some * Scratch::size(most_rows, s.head_dim, longest));
   dispatch_float(q.dtype, [&](auto zero) {
@@ -307,7 +307,9 @@ void attention_paged(Context& ctx, const Tensor& q, const Tensor& pages, const T
                       .past = piece->past + begin,
                       .queries = std::min(together, piece->rows - begin),
                       .heads = heads,
-                      .d = s.head_dim},
+                      .d = s.head_dim,
+                      .mmla = std::is_same_v<T, bf16> && has.mmla_for(DType::bf16),
+                      .lanes = has.lanes},
              some, scratch.of(worker));
     });
   });

@@ -1,7 +1,6 @@
 #include "ops/attention/tile_bf16.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 
 #include "core/threads.h"
@@ -16,8 +15,6 @@
 namespace bhyt::cpu {
 
 namespace {
-
-std::atomic<int> anywhere = 0;
 
 BHYT_CLONES void plain_product(std::int64_t m, std::int64_t n, std::int64_t k, const bf16* a, std::int64_t lda, const bf16* b, float* c) {
   for (std::int64_t i = 0; i < m; ++i)
@@ -139,11 +136,6 @@ void round_pair(const float* __restrict even, const float* __restrict odd, std::
 }
 
 }  // namespace
-
-bool use_bf16_tiles() { return anywhere > 0 || has_matrix_unit(); }
-
-BfTilesAnywhere::BfTilesAnywhere() { ++anywhere; }
-BfTilesAnywhere::~BfTilesAnywhere() { --anywhere; }
 
 MatrixUnit::MatrixUnit() {
 #if defined(__x86_64__)

@@ -13,17 +13,6 @@ constexpr std::int64_t kUnit = 32;  // what every size of a product is a multipl
 
 bool has_matrix_unit();  // of the processor, and given to this process
 
-// Whether attention in bf16 takes these products: where there is a matrix unit, or while a BfTilesAnywhere lives.
-bool use_bf16_tiles();
-
-// For tests on processors without a matrix unit: plain loops stand in for it.
-struct BfTilesAnywhere {
-  BfTilesAnywhere();
-  ~BfTilesAnywhere();
-  BfTilesAnywhere(const BfTilesAnywhere&) = delete;
-  BfTilesAnywhere& operator=(const BfTilesAnywhere&) = delete;
-};
-
 // The unit belongs to the calling thread, set up for bf16_product, while this lives.
 struct MatrixUnit {
   MatrixUnit();

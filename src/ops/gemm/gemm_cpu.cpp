@@ -4,8 +4,8 @@
 
 #include "core/threads.h"
 #include "ops/gemm/gemm.h"
+#include "ops/gemm/instructions.h"
 #include "ops/gemm/library.h"
-#include "ops/gemm/row_mmla.h"
 #include "ops/gemm/rows.h"
 
 namespace bhyt::cpu {
@@ -150,8 +150,8 @@ void multiply(Context& ctx, const Product<In, Out>& p) {
 }  // namespace
 
 void gemm(Context& ctx, const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& o) {
-  const bool as_rows = o.trans_b && !o.trans_a && (a.rows() <= kFewRows || (a.dtype == DType::bf16 && use_mmla(b.dtype)));
-  if (a.cols() > 0 && (o.by_row || as_rows)) return rows_product(ctx, a, b, c, o.accumulate);
+  const auto as_rows = [&] { return a.rows() <= kFewRows || (a.dtype == DType::bf16 && ctx.keep<Instructions>().mmla_for(b.dtype)); };
+  if (a.cols() > 0 && (o.by_row || (o.trans_b && !o.trans_a && as_rows()))) return rows_product(ctx, a, b, c, o.accumulate);
   dispatch_float(a.dtype, [&](auto in) {
     dispatch_float(c.dtype, [&](auto out) {
       using In = decltype(in);

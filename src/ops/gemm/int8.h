@@ -68,11 +68,11 @@ inline float int8_value(std::int64_t whole, float scale_of_x, float scale_of_w) 
 constexpr std::int64_t digits_width(std::int64_t depth) { return (depth + kInt8Vector - 1) / kInt8Vector * kInt8Vector; }
 constexpr std::int64_t digits_distance(std::int64_t depth) { return kElevenBits.count * kElevenBits.bytes() * digits_width(depth) + 64; }
 
-// How Int8Task wants x of a type on this processor.
-const Digits& int8_digits(DType x);
+// How Int8Task wants x of a type, for vectors of so many lanes of four bytes.
+const Digits& int8_digits(DType x, int lanes);
 // The digits of a row of x; returns what the integers are to be multiplied by.
-float pack_digits(const float* x, std::int64_t depth, std::uint8_t* out);
-float pack_digits(const bf16* x, std::int64_t depth, std::uint8_t* out);
+float pack_digits(const float* x, std::int64_t depth, const Digits& digits, std::uint8_t* out);
+float pack_digits(const bf16* x, std::int64_t depth, const Digits& digits, std::uint8_t* out);
 
 struct Int8Task {
   Digits digits = kSevenBits;
@@ -82,7 +82,7 @@ struct Int8Task {
   const std::int8_t* w = nullptr;   // [outs, depth], int8_distance apart
   float* sums = nullptr;            // [rows, outs], written
 };
-void run(const Int8Task& task);
+void run(const Int8Task& task, int lanes);
 
 }  // namespace cpu
 

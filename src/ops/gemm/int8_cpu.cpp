@@ -123,8 +123,7 @@ void put_digits(const In* x, std::int64_t n, float inverse, const Digits& digits
 }
 
 template <class In>
-float pack(const In* x, std::int64_t depth, std::uint8_t* out) {
-  const Digits& digits = int8_digits(std::is_same_v<In, bf16> ? DType::bf16 : DType::f32);
+float pack(const In* x, std::int64_t depth, const Digits& digits, std::uint8_t* out) {
   const std::int64_t width = digits_width(depth) * digits.bytes(), used = depth * digits.bytes();
   for (int d = 0; d < digits.count; ++d) std::fill(out + d * width + used, out + (d + 1) * width, std::uint8_t{0});
   float inverse;
@@ -368,17 +367,9 @@ bool has_dot() {
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"))) void task_vnni(const Int8Task& t) { task<Vnni>(t); }
 __attribute__((target("avx512f,avx512bw,avx512vl"))) void task_avx512(const Int8Task& t) { task<Halves<64>>(t); }
 __attribute__((target("avx2"))) void task_avx2(const Int8Task& t) { task<Halves<32>>(t); }
-bool has_avx2() {
-  static const bool yes = __builtin_cpu_supports("avx2");
-  return yes && row_lanes() >= 8;
-}
-bool has_avx512() {
-  static const bool yes = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-  return yes && row_lanes() == 16;
-}
-bool has_vnni() {
+bool use_vnni(int lanes) {
   static const bool yes = __builtin_cpu_supports("avx512vnni");
-  return yes && has_avx512();
+  return yes && lanes == 16;
 }
 #endif
 
@@ -398,25 +389,25 @@ void quantize_rows(Context& ctx, const Tensor& w, const Tensor& by, const Tensor
   });
 }
 
-float pack_digits(const float* x, std::int64_t depth, std::uint8_t* out) { return pack(x, depth, out); }
-float pack_digits(const bf16* x, std::int64_t depth, std::uint8_t* out) { return pack(x, depth, out); }
+float pack_digits(const float* x, std::int64_t depth, const Digits& digits, std::uint8_t* out) { return pack(x, depth, digits, out); }
+float pack_digits(const bf16* x, std::int64_t depth, const Digits& digits, std::uint8_t* out) { return pack(x, depth, digits, out); }
 
-void run(const Int8Task& t) {
+void run(const Int8Task& t, [[maybe_unused]] int lanes) {
 #if defined(__aarch64__)
   if (has_dot()) return task_dot(t);
 #elif defined(__x86_64__)
-  if (t.digits.bytes() == 2) return has_avx512() ? task_avx512(t) : task_avx2(t);
-  if (has_vnni()) return task_vnni(t);
+  if (t.digits.bytes() == 2) return lanes == 16 ? task_avx512(t) : task_avx2(t);
+  if (use_vnni(lanes)) return task_vnni(t);
 #endif
   task<Plain>(t);
 }
 
-const Digits& int8_digits(DType x) {
+const Digits& int8_digits(DType x, [[maybe_unused]] int lanes) {
 #if defined(__aarch64__)
   return x == DType::bf16 && has_dot() ? kSignedBytes : kSevenBits;
 #elif defined(__x86_64__)
-  if (has_avx2() && !has_vnni()) return x == DType::bf16 ? kWhole : kElevenBits;
-  return x == DType::bf16 && has_vnni() ? kBytes : kSevenBits;
+  if (lanes >= 8 && !use_vnni(lanes)) return x == DType::bf16 ? kWhole : kElevenBits;
+  return x == DType::bf16 && use_vnni(lanes) ? kBytes : kSevenBits;
 #else
   return kSevenBits;
 #endif

@@ -1,7 +1,6 @@
 #include "ops/gemm/row_mmla.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <type_traits>
 
@@ -16,8 +15,6 @@
 namespace bhyt::cpu {
 
 namespace {
-
-std::atomic<int> without = 0;
 
 #if defined(__aarch64__)
 
@@ -294,19 +291,12 @@ void run_task(const MmlaTask<W>& t) {
     for (std::int64_t row = 0; row < t.rows; row += kMmlaRows) put_group(t, row, all, {at, std::min(at + part, t.depth)});
 }
 
-bool has_mmla(DType weights) {
-  static const bool bf16_too = (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0, int8_too = (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
-  return (weights == DType::bf16 && bf16_too) || (weights == DType::i8 && int8_too);
-}
-
 #else
 
 template <class W>
 void run_task(const MmlaTask<W>&) {
   throw Error("the processor multiplies no small matrices");
 }
-
-bool has_mmla(DType) { return false; }
 
 #endif
 
@@ -324,10 +314,14 @@ void interleave(const std::uint8_t* in, std::int64_t ld, std::int64_t rows, std:
 
 }  // namespace
 
-bool use_mmla(DType weights) { return without == 0 && has_mmla(weights); }
-
-WithoutMmla::WithoutMmla() { ++without; }
-WithoutMmla::~WithoutMmla() { --without; }
+bool has_mmla([[maybe_unused]] DType weights) {
+#if defined(__aarch64__)
+  static const bool bf16_too = (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0, int8_too = (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
+  return (weights == DType::bf16 && bf16_too) || (weights == DType::i8 && int8_too);
+#else
+  return false;
+#endif
+}
 
 template <>
 void pack_mmla<bf16>(const bf16* x, std::int64_t ldx, std::int64_t rows, std::int64_t depth, bool alone, void* out, float*) {

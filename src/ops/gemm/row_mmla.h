@@ -9,16 +9,7 @@
 
 namespace bhyt::cpu {
 
-// Whether the processor has the instruction for weights of that type (bf16 or int8; x is bf16), and no WithoutMmla lives.
-bool use_mmla(DType weights);
-
-// For tests of what processors without them do.
-struct WithoutMmla {
-  WithoutMmla();
-  ~WithoutMmla();
-  WithoutMmla(const WithoutMmla&) = delete;
-  WithoutMmla& operator=(const WithoutMmla&) = delete;
-};
+bool has_mmla(DType weights);  // the processor has the instruction for weights of that type (bf16 or int8; x is bf16)
 
 constexpr std::int64_t kMmlaRows = 8;  // of x that are worked on together
 constexpr std::int64_t kMmlaOuts = 4;  // of w

@@ -15,28 +15,25 @@ template <int L>
 constexpr int kRows = L == 8 ? 4 : 8;
 constexpr int kVectors = 3;
 
-// What four lanes belong to has smaller caches.
-template <int L>
-constexpr PanelShape kShape{
-    .rows = kRows<L>, .outs = kVectors * L, .subsums = kRowGroups<L> * L, .task_outs = L == 4 ? kPanelTaskOuts / 2 : kPanelTaskOuts};
-
 // Tiles of sums that are kept while those of a tile are added up.
 #if defined(__aarch64__)
 template <int L>
-constexpr std::int64_t kKeptTiles = kShape<L>.subsums;
+constexpr std::int64_t kKeptTiles = kRowGroups<L> * L;
 #else
 constexpr int log2_of(int n) { return n == 1 ? 0 : 1 + log2_of(n / 2); }
 template <int L>
 constexpr std::int64_t kKeptTiles = log2_of(L) + 1;
 #endif
-template <int L>
-constexpr std::int64_t kScratch = kKeptTiles<L> * kShape<L>.rows * kShape<L>.outs + kDepth * kShape<L>.task_outs + kShape<L>.outs;
 
+// What four lanes belong to has smaller caches.
 template <int L>
-std::int64_t distance_of(std::int64_t depth) {
-  constexpr std::int64_t kStep = kShape<L>.subsums;
-  return (depth + kStep - 1) / kStep * kStep * kRows<L> + kRows<L>;
-}
+constexpr std::int64_t kTaskOuts = L == 4 ? kPanelTaskOuts / 2 : kPanelTaskOuts;
+template <int L>
+constexpr PanelShape kShape{.rows = kRows<L>,
+                            .outs = kVectors * L,
+                            .subsums = kRowGroups<L> * L,
+                            .task_outs = kTaskOuts<L>,
+                            .scratch = kKeptTiles<L> * kRows<L> * kVectors * L + kDepth * kTaskOuts<L> + kVectors * L};
 
 // a0 b0 a1 b1 …, and the same of the upper halves.
 template <int L, int... I>
@@ -245,7 +242,7 @@ template <int L, int V, class W>
 ALWAYS_INLINE void run_panel(const PanelTask<W>& t, const DepthBlock<L>& b, const float* panel, std::int64_t begin, std::int64_t end,
                              std::int64_t out) {
   for (std::int64_t row = begin; row < end; row += kRows<L>) {
-    add_up<L, V>(b.width() / kShape<L>.subsums, t.x + row / kRows<L> * distance_of<L>(t.depth) + b.at * kRows<L>, panel, t.scratch);
+    add_up<L, V>(b.width() / kShape<L>.subsums, t.x + row / kRows<L> * kShape<L>.distance(t.depth) + b.at * kRows<L>, panel, t.scratch);
     put_tile(t.scratch, V * L, b.at == 0 && !t.add, std::min<std::int64_t>(kRows<L>, end - row),
              std::min<std::int64_t>(V * L, t.outs - out), t.sums + row * t.ldsums + out, t.ldsums);
   }
@@ -293,54 +290,40 @@ FOR_AVX2 void pack_avx2(const In* x, std::int64_t ldx, std::int64_t rows, std::i
 #endif
 
 template <class W>
-void run_any(const PanelTask<W>& t) {
+void run_any(const PanelTask<W>& t, [[maybe_unused]] int lanes) {
 #if defined(__x86_64__)
-  if (row_lanes() == 16) return run_avx512(t);
-  if (row_lanes() == 8) return run_avx2(t);
+  if (lanes == 16) return run_avx512(t);
+  if (lanes == 8) return run_avx2(t);
 #endif
   run_task<4>(t);
 }
 
 template <class In>
-void pack_any(const In* x, std::int64_t ldx, std::int64_t rows, std::int64_t depth, float* out) {
+void pack_any(const In* x, std::int64_t ldx, std::int64_t rows, std::int64_t depth, [[maybe_unused]] int lanes, float* out) {
 #if defined(__x86_64__)
-  if (row_lanes() == 16) return pack_avx512(x, ldx, rows, depth, out);
-  if (row_lanes() == 8) return pack_avx2(x, ldx, rows, depth, out);
+  if (lanes == 16) return pack_avx512(x, ldx, rows, depth, out);
+  if (lanes == 8) return pack_avx2(x, ldx, rows, depth, out);
 #endif
   pack_rows<4>(x, ldx, rows, depth, out);
 }
 
-// f<lanes>() of this processor.
-template <class F>
-auto with_lanes(F&& f) {
-#if defined(__x86_64__)
-  if (row_lanes() == 16) return f.template operator()<16>();
-  if (row_lanes() == 8) return f.template operator()<8>();
-#endif
-  return f.template operator()<4>();
-}
-
 }  // namespace
 
-PanelShape panel_shape() {
-  return with_lanes([]<int L>() { return kShape<L>; });
-}
-std::int64_t panel_distance(std::int64_t depth) {
-  return with_lanes([&]<int L>() { return distance_of<L>(depth); });
-}
-std::int64_t panel_scratch() {
-  return with_lanes([]<int L>() { return kScratch<L>; });
-}
+PanelShape panel_shape(int lanes) { return lanes == 16 ? kShape<16> : lanes == 8 ? kShape<8> : kShape<4>; }
 
 bool use_panels(std::int64_t rows) {
   constexpr std::int64_t enough = 24;  // fewer do not repay laying w out anew
   return rows >= enough;
 }
 
-void pack_panel(const float* x, std::int64_t ldx, std::int64_t rows, std::int64_t depth, float* out) { pack_any(x, ldx, rows, depth, out); }
-void pack_panel(const bf16* x, std::int64_t ldx, std::int64_t rows, std::int64_t depth, float* out) { pack_any(x, ldx, rows, depth, out); }
+void pack_panel(const float* x, std::int64_t ldx, std::int64_t rows, std::int64_t depth, int lanes, float* out) {
+  pack_any(x, ldx, rows, depth, lanes, out);
+}
+void pack_panel(const bf16* x, std::int64_t ldx, std::int64_t rows, std::int64_t depth, int lanes, float* out) {
+  pack_any(x, ldx, rows, depth, lanes, out);
+}
 
-void run(const PanelTask<float>& task) { run_any(task); }
-void run(const PanelTask<bf16>& task) { run_any(task); }
+void run(const PanelTask<float>& task, int lanes) { run_any(task, lanes); }
+void run(const PanelTask<bf16>& task, int lanes) { run_any(task, lanes); }
 
 }  // namespace bhyt::cpu

@@ -1,7 +1,6 @@
 #include "ops/gemm/row_tiles.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <type_traits>
 
@@ -10,8 +9,6 @@
 namespace bhyt::cpu {
 
 namespace {
-
-std::atomic<int> most_lanes = 0;  // 0: as many as there are
 
 // V vectors, one behind the other.
 template <int L, int V, class In>
@@ -345,19 +342,19 @@ FOR_AVX2 void pack_avx2(const In* x, std::int64_t depth, bool many, float* out) 
 #endif
 
 template <class W>
-void any_task(const RowTask<W>& t) {
+void any_task(const RowTask<W>& t, [[maybe_unused]] int lanes) {
 #if defined(__x86_64__)
-  if (row_lanes() == 16) return task_avx512(t);
-  if (row_lanes() == 8) return task_avx2(t);
+  if (lanes == 16) return task_avx512(t);
+  if (lanes == 8) return task_avx2(t);
 #endif
   task<4, 4>(t);
 }
 
 template <class In>
-void any_pack(const In* x, std::int64_t depth, bool many, float* out) {
+void any_pack(const In* x, std::int64_t depth, bool many, [[maybe_unused]] int lanes, float* out) {
 #if defined(__x86_64__)
-  if (row_lanes() == 16) return pack_avx512(x, depth, many, out);
-  if (row_lanes() == 8) return pack_avx2(x, depth, many, out);
+  if (lanes == 16) return pack_avx512(x, depth, many, out);
+  if (lanes == 8) return pack_avx2(x, depth, many, out);
 #endif
   pack<4>(x, depth, many, out);
 }
@@ -367,21 +364,16 @@ void any_pack(const In* x, std::int64_t depth, bool many, float* out) {
 int row_lanes() {
 #if defined(__x86_64__)
   static const int count = widest();
-  const int most = most_lanes;
-  return most > 0 ? std::min(count, most) : count;
+  return count;
 #else
   return 4;
 #endif
 }
 
-NoMoreLanes::NoMoreLanes(int lanes) { most_lanes = lanes; }
-NoMoreLanes::~NoMoreLanes() { most_lanes = 0; }
-bool lanes_are_limited() { return most_lanes > 0; }
+void pack_row(const float* x, std::int64_t depth, bool many, int lanes, float* out) { any_pack(x, depth, many, lanes, out); }
+void pack_row(const bf16* x, std::int64_t depth, bool many, int lanes, float* out) { any_pack(x, depth, many, lanes, out); }
 
-void pack_row(const float* x, std::int64_t depth, bool many, float* out) { any_pack(x, depth, many, out); }
-void pack_row(const bf16* x, std::int64_t depth, bool many, float* out) { any_pack(x, depth, many, out); }
-
-void run(const RowTask<float>& t) { any_task(t); }
-void run(const RowTask<bf16>& t) { any_task(t); }
+void run(const RowTask<float>& t, int lanes) { any_task(t, lanes); }
+void run(const RowTask<bf16>& t, int lanes) { any_task(t, lanes); }
 
 }  // namespace bhyt::cpu

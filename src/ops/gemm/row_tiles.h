@@ -19,16 +19,7 @@ constexpr std::int64_t kPanelFloats = 4 * kDepth;
 template <int L>
 constexpr int kRowGroups = L == 4 ? 1 : 4;
 
-int row_lanes();  // of this processor's vectors
-
-// For tests of what processors do whose vectors have fewer lanes, and that have no matrix unit.
-struct NoMoreLanes {
-  explicit NoMoreLanes(int lanes);
-  ~NoMoreLanes();
-  NoMoreLanes(const NoMoreLanes&) = delete;
-  NoMoreLanes& operator=(const NoMoreLanes&) = delete;
-};
-bool lanes_are_limited();  // while one lives
+int row_lanes();  // of this processor's vectors; what a context takes is in its Instructions (instructions.h)
 
 // Whether long tasks are quicker for products of few rows, which read several rows of w together, far apart, each on and on (rows_apart).
 #if defined(__aarch64__)
@@ -62,8 +53,8 @@ constexpr std::int64_t rows_apart(std::int64_t outs, std::int64_t count) {
 }
 
 // A row of x as `run` wants it: in fp32, padded; `many`: for a task of kManyRows or more.
-void pack_row(const float* x, std::int64_t depth, bool many, float* out);
-void pack_row(const bf16* x, std::int64_t depth, bool many, float* out);
+void pack_row(const float* x, std::int64_t depth, bool many, int lanes, float* out);
+void pack_row(const bf16* x, std::int64_t depth, bool many, int lanes, float* out);
 
 template <class W>
 struct RowTask {
@@ -78,7 +69,7 @@ struct RowTask {
   float* panel = nullptr;  // kPanelFloats
 };
 
-void run(const RowTask<float>& task);
-void run(const RowTask<bf16>& task);
+void run(const RowTask<float>& task, int lanes);  // for which x was packed
+void run(const RowTask<bf16>& task, int lanes);
 
 }  // namespace bhyt::cpu

@@ -3,6 +3,7 @@
 
 #include "core/threads.h"
 #include "ops/attention/tile_bf16.h"
+#include "ops/gemm/instructions.h"
 #include "ops/gemm/int8.h"
 #include "ops/gemm/row_mmla.h"
 #include "ops/gemm/row_panels.h"
@@ -41,22 +42,23 @@ void put(const float* sums, std::int64_t ld, const Part& p, const Tensor& y, boo
   });
 }
 
-// Where rows are packed, and what each worker computes in: kSums for results, and as much again or a panel. In the context's workspace
-// alone, for callers have their own things in the other scratch.
+// Where rows are packed, for vectors of so many lanes, and what each worker computes in: kSums for results, and as much again or a panel.
+// In the context's workspace alone, for callers have their own things in the other scratch.
 struct Memory {
+  int lanes;
   void* packed;
   WorkerScratch workers;
 };
-Memory memory_for(Context& ctx, std::int64_t rows, std::int64_t depth) {
-  const std::int64_t worker = kSums + round_up(std::max({kPanelFloats, kSums, panel_scratch()}), 16);
+Memory memory_for(Context& ctx, int lanes, std::int64_t rows, std::int64_t depth) {
+  const PanelShape panel = panel_shape(lanes);
+  const std::int64_t worker = kSums + round_up(std::max({kPanelFloats, kSums, panel.scratch}), 16);
   const std::int64_t n = std::min(rows, kAtOnce), workers = ctx.threads().workers();
-  const std::int64_t floats = n * row_distance(depth) * 4,
-                     panels = (n + panel_shape().rows - 1) / panel_shape().rows * panel_distance(depth) * 4,
+  const std::int64_t floats = n * row_distance(depth) * 4, panels = (n + panel.rows - 1) / panel.rows * panel.distance(depth) * 4,
                      tiles = packed_size(n, depth) * 2, pairs = round_up(n, kMmlaRows) / kMmlaRows * mmla_distance(depth) + kMmlaAtOnce * 4,
                      digits = round_up(n, kTileRows) * (digits_distance(depth) + 4);
   const std::int64_t packed = round_up(std::max({floats, panels, tiles, pairs, digits}), 256);
   char* const at = static_cast<char*>(ctx.scratch(static_cast<std::size_t>(packed + workers * worker * 4), Context::Use::workspace));
-  return {at, {reinterpret_cast<float*>(at + packed), static_cast<std::size_t>(worker)}};
+  return {lanes, at, {reinterpret_cast<float*>(at + packed), static_cast<std::size_t>(worker)}};
 }
 
 // Calls f(i) for the rows of x.
@@ -96,12 +98,11 @@ void for_parts(Context& ctx, const Tensor& x, const Tensor& w, const Memory& mem
 }
 
 template <class In>
-void by_tiles(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
+void by_tiles(Context& ctx, const Memory& memory, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
   const std::int64_t depth = x.cols(), distance = row_distance(depth);
   const bool many = x.rows() >= kManyRows;
-  const Memory memory = memory_for(ctx, x.rows(), depth);
   auto* const packed = static_cast<float*>(memory.packed);
-  each_row(ctx, x, [&](std::int64_t i) { pack_row(x.as<In>() + i * x.ld, depth, many, packed + i * distance); });
+  each_row(ctx, x, [&](std::int64_t i) { pack_row(x.as<In>() + i * x.ld, depth, many, memory.lanes, packed + i * distance); });
   for_parts(ctx, x, w, memory, far_stretch(ctx, x, w, 8), [&](const Part& p, float* scratch) {
     run(RowTask<In>{.rows = p.rows,
                     .outs = p.outs,
@@ -113,23 +114,23 @@ void by_tiles(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, b
                     .ldw = w.ld,
                     .sums = scratch,
                     .ldsums = p.outs,
-                    .panel = scratch + kSums});
+                    .panel = scratch + kSums},
+        memory.lanes);
     put(scratch, p.outs, p, y, accumulate);
   });
 }
 
 // Tasks have all rows: laying a part of w out for them is what costs.
 template <class In>
-void by_panels(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
-  const PanelShape panel = panel_shape();
-  const std::int64_t depth = x.cols(), distance = panel_distance(depth);
-  const Memory memory = memory_for(ctx, x.rows(), depth);
+void by_panels(Context& ctx, const Memory& memory, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
+  const PanelShape panel = panel_shape(memory.lanes);
+  const std::int64_t depth = x.cols(), distance = panel.distance(depth);
   auto* const packed = static_cast<float*>(memory.packed);
   parallel_tasks(ctx.threads(), (x.rows() + panel.rows - 1) / panel.rows, [&](std::int64_t t) {
     const std::int64_t row = t * panel.rows;
-    pack_panel(x.as<In>() + row * x.ld, x.ld, std::min(panel.rows, x.rows() - row), depth, packed + t * distance);
+    pack_panel(x.as<In>() + row * x.ld, x.ld, std::min(panel.rows, x.rows() - row), depth, memory.lanes, packed + t * distance);
   });
-  const bool direct = y.dtype == DType::f32 && in_one_block(depth);
+  const bool direct = y.dtype == DType::f32 && panel.in_one_block(depth);
   // Small tasks where there are few, so that no thread waits long for the last one.
   const std::int64_t outs = w.rows() < 32 * panel.task_outs ? panel.outs : panel.task_outs;
   parallel_tasks(ctx.threads(), (w.rows() + outs - 1) / outs, [&](std::int64_t t, int worker) {
@@ -145,7 +146,8 @@ void by_panels(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, 
                       .sums = direct ? y.as<float>() + out : scratch,
                       .ldsums = direct ? y.ld : p.outs,
                       .add = direct && accumulate,
-                      .scratch = scratch + kSums});
+                      .scratch = scratch + kSums},
+        memory.lanes);
     if (!direct) put(scratch, p.outs, p, y, accumulate);
   });
 }
@@ -167,9 +169,8 @@ void for_unit_parts(Context& ctx, const Tensor& x, const Tensor& w, const Memory
   });
 }
 
-void by_units(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
+void by_units(Context& ctx, const Memory& memory, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
   const std::int64_t depth = x.cols(), size = packed_size(kTileRows, depth);
-  const Memory memory = memory_for(ctx, x.rows(), depth);
   auto* const packed = static_cast<bf16*>(memory.packed);
   parallel_tasks(ctx.threads(), (x.rows() + kTileRows - 1) / kTileRows, [&](std::int64_t t) {
     const std::int64_t row = t * kTileRows;
@@ -187,9 +188,8 @@ void by_units(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, b
   });
 }
 
-void by_int8_units(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
+void by_int8_units(Context& ctx, const Memory& memory, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
   const std::int64_t depth = x.cols(), size = packed_digits_size(depth);
-  const Memory memory = memory_for(ctx, x.rows(), depth);
   auto* const scales = static_cast<float*>(memory.packed);
   auto* const packed = reinterpret_cast<std::uint8_t*>(scales + round_up(x.rows(), kTileRows));
   parallel_tasks(ctx.threads(), (x.rows() + kTileRows - 1) / kTileRows, [&](std::int64_t t) {
@@ -210,10 +210,9 @@ void by_int8_units(Context& ctx, const Tensor& x, const Tensor& w, const Tensor&
 
 // Tasks have all rows, unless there would be fewer than threads. W: bf16 or int8.
 template <class W>
-void by_mmla(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
+void by_mmla(Context& ctx, const Memory& memory, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
   const std::int64_t depth = x.cols(), distance = mmla_distance(depth);
   const bool alone = x.rows() == 1;
-  const Memory memory = memory_for(ctx, x.rows(), depth);
   auto* const scales = static_cast<float*>(memory.packed);
   auto* const packed = reinterpret_cast<char*>(scales + kMmlaAtOnce);
   parallel_tasks(ctx.threads(), (x.rows() + kMmlaRows - 1) / kMmlaRows, [&](std::int64_t t) {
@@ -244,23 +243,24 @@ void by_mmla(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bo
   });
 }
 
-void by_int8(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
+void by_int8(Context& ctx, const Memory& memory, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
+  const Digits& digits = int8_digits(x.dtype, memory.lanes);
   const std::int64_t depth = x.cols(), distance = digits_distance(depth);
-  const Memory memory = memory_for(ctx, x.rows(), depth);
   auto* const scales = static_cast<float*>(memory.packed);
   auto* const packed = reinterpret_cast<std::uint8_t*>(scales + round_up(x.rows(), kTileRows));
   dispatch_float(x.dtype, [&]<class In>(In) {
-    each_row(ctx, x, [&](std::int64_t i) { scales[i] = pack_digits(x.as<In>() + i * x.ld, depth, packed + i * distance); });
+    each_row(ctx, x, [&](std::int64_t i) { scales[i] = pack_digits(x.as<In>() + i * x.ld, depth, digits, packed + i * distance); });
   });
   for_parts(ctx, x, w, memory, far_stretch(ctx, x, w, 8), [&](const Part& p, float* scratch) {
-    run(Int8Task{.digits = int8_digits(x.dtype),
+    run(Int8Task{.digits = digits,
                  .rows = p.rows,
                  .outs = p.outs,
                  .depth = depth,
                  .x = packed + p.row * distance,
                  .scales = scales + p.row,
                  .w = w.as<std::int8_t>() + p.out * w.ld,
-                 .sums = scratch});
+                 .sums = scratch},
+        memory.lanes);
     put(scratch, p.outs, p, y, accumulate);
   });
 }
@@ -268,25 +268,30 @@ void by_int8(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bo
 }  // namespace
 
 void rows_product(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate) {
-  const bool unit = use_bf16_tiles() && !lanes_are_limited(), units = unit && w.dtype == DType::bf16,
-             int8_units = unit && w.dtype == DType::i8 && kInt8Units, mmla = !units && x.dtype == DType::bf16 && use_mmla(w.dtype);
+  const Instructions& has = ctx.keep<Instructions>();
+  const bool units = has.matrix_unit && w.dtype == DType::bf16, int8_units = has.matrix_unit && w.dtype == DType::i8 && kInt8Units,
+             mmla = !units && x.dtype == DType::bf16 && has.mmla_for(w.dtype);
   const std::int64_t at_once = mmla ? kMmlaAtOnce : kAtOnce;
+  const Memory memory = memory_for(ctx, has.lanes, std::min(at_once, x.rows()), x.cols());
   for (std::int64_t first = 0; first < x.rows(); first += at_once) {
     const std::int64_t n = std::min(at_once, x.rows() - first);
     const Tensor some = x.row_slice(first, n), to = y.row_slice(first, n);
     if (units)
-      by_units(ctx, some, w, to, accumulate);
+      by_units(ctx, memory, some, w, to, accumulate);
     else if (mmla)
-      w.dtype == DType::i8 ? by_mmla<std::int8_t>(ctx, some, w, to, accumulate) : by_mmla<bf16>(ctx, some, w, to, accumulate);
+      w.dtype == DType::i8 ? by_mmla<std::int8_t>(ctx, memory, some, w, to, accumulate)
+                           : by_mmla<bf16>(ctx, memory, some, w, to, accumulate);
     else if (w.dtype == DType::i8)  // whose sums are exact in any way
-      int8_units&& n >= kManyRows ? by_int8_units(ctx, some, w, to, accumulate) : by_int8(ctx, some, w, to, accumulate);
+      int8_units&& n >= kManyRows ? by_int8_units(ctx, memory, some, w, to, accumulate) : by_int8(ctx, memory, some, w, to, accumulate);
     else
       dispatch_float(w.dtype, [&]<class In>(In) {
-        use_panels(n) ? by_panels<In>(ctx, some, w, to, accumulate) : by_tiles<In>(ctx, some, w, to, accumulate);
+        use_panels(n) ? by_panels<In>(ctx, memory, some, w, to, accumulate) : by_tiles<In>(ctx, memory, some, w, to, accumulate);
       });
   }
 }
 
-void reserve_rows_product(Context& ctx, std::int64_t rows, std::int64_t depth) { memory_for(ctx, rows, depth); }
+void reserve_rows_product(Context& ctx, std::int64_t rows, std::int64_t depth) {
+  memory_for(ctx, ctx.keep<Instructions>().lanes, rows, depth);
+}
 
 }  // namespace bhyt::cpu
