@@ -80,11 +80,17 @@ bool JsonText::scan(std::string_view line, std::string_view& text) {
   return true;
 }
 
+bool JsonText::closed() {
+  ++p_;
+  --depth_;
+  return true;
+}
+
 bool JsonText::object(bool top) {
   if (++depth_ > kDeepestJson) return fail("less nesting");
   ++p_;
   space();
-  if (p_ < end_ && *p_ == '}') return ++p_, --depth_, true;
+  if (p_ < end_ && *p_ == '}') return closed();
   for (;;) {
     std::string_view key;
     if (p_ == end_ || *p_ != '"') return fail("a key");
@@ -106,7 +112,7 @@ bool JsonText::object(bool top) {
       ++p_;
       space();
     } else if (p_ < end_ && *p_ == '}') {
-      return ++p_, --depth_, true;
+      return closed();
     } else {
       return fail("',' or '}'");
     }
@@ -117,7 +123,7 @@ bool JsonText::array() {
   if (++depth_ > kDeepestJson) return fail("less nesting");
   ++p_;
   space();
-  if (p_ < end_ && *p_ == ']') return ++p_, --depth_, true;
+  if (p_ < end_ && *p_ == ']') return closed();
   for (;;) {
     if (!value()) return false;
     space();
@@ -125,7 +131,7 @@ bool JsonText::array() {
       ++p_;
       space();
     } else if (p_ < end_ && *p_ == ']') {
-      return ++p_, --depth_, true;
+      return closed();
     } else {
       return fail("',' or ']'");
     }

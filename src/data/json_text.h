@@ -20,6 +20,7 @@ class JsonText {
   void space();
   bool object(bool top);
   bool array();
+  bool closed();  // an object or array whose end is next
   bool value();
   bool number();
   bool literal(std::string_view word);

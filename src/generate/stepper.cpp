@@ -177,7 +177,10 @@ std::vector<Stepper::Outcome> Stepper::collect() {
       o.scores.push_back({.logprob = -from.losses.as<float>()[score], .greedy = from.greedy.as<std::int32_t>()[score] == target.id});
       ++score;
     }
-    if (o.chose) --f.sequence->flying, o.token = {from.tokens.as<std::int32_t>()[f.row], from.logprobs.as<float>()[f.row]};
+    if (o.chose) {
+      --f.sequence->flying;
+      o.token = {from.tokens.as<std::int32_t>()[f.row], from.logprobs.as<float>()[f.row]};
+    }
     outcomes.push_back(std::move(o));
   }
   return outcomes;

@@ -84,7 +84,10 @@ std::uint64_t hash_file(const std::filesystem::path& file) {
   in.rdbuf()->pubsetbuf(nullptr, 0);  // pieces this large need no buffer between
   std::vector<char> piece(kPiece);
   Hash64 h;
-  while (in.read(piece.data(), kPiece), in.gcount() > 0) h.update(piece.data(), static_cast<std::size_t>(in.gcount()));
+  while (in) {
+    in.read(piece.data(), kPiece);
+    h.update(piece.data(), static_cast<std::size_t>(in.gcount()));
+  }
   check(in.eof(), "could not read {}: {}", file.string(), std::strerror(errno));
   return h.digest();
 }

@@ -97,7 +97,10 @@ bool parse_place(std::string_view name, std::int64_t& layer, Projection& project
   if (error != std::errc() || stop == name.data() + name.size() || *stop != '.') return false;
   name.remove_prefix(static_cast<std::size_t>(stop - name.data()) + 1);
   for (const Projection p : all_projections())
-    if (module_of(p) == name) return projection = p, true;
+    if (module_of(p) == name) {
+      projection = p;
+      return true;
+    }
   return false;
 }
 

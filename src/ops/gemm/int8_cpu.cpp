@@ -36,13 +36,35 @@ float magnitude(const bf16* x, std::int64_t n) {
   return std::isfinite(f) ? f : kNan;
 }
 
-void quantize_row(const float* w, std::int64_t n, std::int8_t* out) {
-  const float top = magnitude(w, n), inverse = top > kLeast ? 127.0f / top : 0.0f;
+// A float this large has its integer in its low bits, rounded.
+constexpr float kRounds = 3 << 22;
+
+BHYT_CLONES void times_factors(const bf16* w, const float* by, std::int64_t n, float* out) {
+  for (std::int64_t i = 0; i < n; ++i) out[i] = to_float(w[i]) * by[i];
+}
+BHYT_CLONES void times_factors(const float* w, const float* by, std::int64_t n, float* out) {
+  for (std::int64_t i = 0; i < n; ++i) out[i] = w[i] * by[i];
+}
+
+// Returns their sum. No product is larger than 127 but by a rounding of its own: the bound keeps it a rounding of its own (integer_of).
+BHYT_CLONES std::int32_t round_values(const float* w, std::int64_t n, float inverse, std::int8_t* out) {
   std::int32_t sum = 0;
   for (std::int64_t i = 0; i < n; ++i) {
-    out[i] = static_cast<std::int8_t>(top > kLeast ? std::lrintf(w[i] * inverse) : 0);
-    sum += out[i];
+    const std::int32_t whole =
+        std::bit_cast<std::int32_t>(std::min(w[i] * inverse, 127.0f) + kRounds) - std::bit_cast<std::int32_t>(kRounds);
+    out[i] = static_cast<std::int8_t>(whole);
+    sum += whole;
   }
+  return sum;
+}
+
+void quantize_row(const float* w, std::int64_t n, std::int8_t* out) {
+  const float top = magnitude(w, n);
+  std::int32_t sum = 0;
+  if (top > kLeast)
+    sum = round_values(w, n, 127.0f / top, out);
+  else
+    std::fill_n(out, n, std::int8_t{0});
   std::fill(out + n, out + int8_distance(n), std::int8_t{0});
   const cpu::Int8RowEnd end{std::isfinite(top) ? top / 127 : kNan, sum};
   memcpy(out + int8_distance(n) - sizeof end, &end, sizeof end);
@@ -67,11 +89,10 @@ float scale_of(const In* x, std::int64_t depth, float& inverse) {
   return top / kLargest<In>;
 }
 
-// A float this large has its integer in its low bits, rounded. No value comes out larger than kLargest before it is rounded, but by a
-// rounding of its own; the bound is there so that no compiler makes one rounding of product and sum, which others would not.
+// No value comes out larger than kLargest before it is rounded, but by a rounding of its own; the bound is there so that no compiler makes
+// one rounding of product and sum, which others would not.
 template <class In>
 ALWAYS_INLINE std::uint32_t integer_of(In x, float inverse) {
-  constexpr float kRounds = 3 << 22;
   return std::bit_cast<std::uint32_t>(std::min(to_float(x) * inverse, kLargest<In>) + kRounds) - std::bit_cast<std::uint32_t>(kRounds);
 }
 
@@ -379,10 +400,9 @@ void quantize_rows(Context& ctx, const Tensor& w, const Tensor& by, const Tensor
   const std::int64_t n = w.cols();
   dispatch_float(w.dtype, [&]<class T>(T) {
     parallel_for(ctx.threads(), w.rows(), (1 << 16) / (n + 1) + 1, [&](std::int64_t begin, std::int64_t end) {
-      std::vector<float> row(static_cast<std::size_t>(n));
+      std::vector<float> row(static_cast<std::size_t>(n)), ones(by ? 0 : static_cast<std::size_t>(n), 1.0f);
       for (std::int64_t i = begin; i < end; ++i) {
-        const T* const from = w.as<T>() + i * w.ld;
-        for (std::int64_t j = 0; j < n; ++j) row[static_cast<std::size_t>(j)] = to_float(from[j]) * (by ? by.as<float>()[j] : 1.0f);
+        times_factors(w.as<T>() + i * w.ld, by ? by.as<float>() : ones.data(), n, row.data());
         quantize_row(row.data(), n, out.as<std::int8_t>() + i * out.ld);
       }
     });
