@@ -6,6 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/cross_deps.sh cuda
 scripts/install_deps.sh cuda
+command -v xz >/dev/null || apt-get install -y --no-install-recommends xz-utils
 cmake -S . -B build/x86_64 -G Ninja --toolchain cmake/x86_64-cross.cmake -DBHYT_GEMM=blis -DBHYT_BENCH=OFF -DBHYT_CUDA=ON -DBHYT_CUDA_ARCHS=90a --log-level=ERROR
 tests=(test_{core,ops,parallel,model,generate,eval,analysis,train})
 cmake --build build/x86_64 --target bhyt "${tests[@]}"

@@ -51,7 +51,7 @@ struct Result {
   double limit = 0;                                        // in the same unit as the rate
   std::string limit_name;                                  // what the limit is: "copy", "its matrix products", …
   std::vector<std::pair<std::string, double>> parts = {};  // further figures: bytes, …
-  std::vector<Share> shares = {};                          // what ms is made of
+  std::vector<Share> shares = {};                          // where the time of a further run goes
   Spread rates = {};                                       // over the repetitions, where more than the median is wanted
   std::string method = {};                                 // norm-calls: the method
   double rate() const { return tok_s + gb_s + tflops; }

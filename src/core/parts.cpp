@@ -41,15 +41,26 @@ void switch_part(Context& ctx, std::initializer_list<const char*> name, const Te
 
 std::vector<Part> parts_of(Context& ctx, const std::function<void()>& job) {
   auto& parts = ctx.keep<Parts>();
+  struct Recording {  // ends where the job throws, too
+    Context& ctx;
+    Parts& parts;
+    Recording(Context& context, Parts& of) : ctx(context), parts(of) {
+      parts.on = true;
+      ctx.profile().start();
+    }
+    ~Recording() {
+      ctx.profile().stop();
+      parts.on = false;
+    }
+  };
   parts.all = {{.name = "other"}};
   parts.current = 0;
   parts.since = std::chrono::steady_clock::now();
-  parts.on = true;
-  ctx.profile().start();
-  job();
-  parts.book(ctx);
-  ctx.profile().stop();
-  parts.on = false;
+  {
+    const Recording recording(ctx, parts);
+    job();
+    parts.book(ctx);
+  }
   std::rotate(parts.all.begin(), parts.all.begin() + 1, parts.all.end());  // "other" last
   return std::exchange(parts.all, {});
 }

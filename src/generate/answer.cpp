@@ -22,14 +22,15 @@ std::vector<std::int32_t> Answered::ids() const {
   return ids;
 }
 
-void AnswerState::waits_in(std::shared_ptr<std::atomic<bool>> queue) {
+void AnswerState::waits(std::shared_ptr<std::atomic<bool>> some_ended) {
   const std::lock_guard lock(mutex_);
-  queue_ = std::move(queue);
-  if (over_) *queue_ = true;
+  some_ended_ = std::move(some_ended);
+  if (over_) *some_ended_ = true;
 }
 
 void AnswerState::begin(std::int64_t shared_tokens) {
   const std::lock_guard lock(mutex_);
+  some_ended_.reset();
   if (began_ > 0) return;  // computed again after an eviction
   began_ = seconds();
   all_.shared_tokens = shared_tokens;
@@ -61,7 +62,7 @@ void AnswerState::end(const std::string& error, Finish how) {
   all_.prompt_seconds = first - began;
   all_.decode_seconds = now - first;
   over_ = true;
-  if (queue_ && began_ == 0) *queue_ = true;
+  if (some_ended_) *some_ended_ = true;
   changed_.notify_all();
 }
 

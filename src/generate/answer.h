@@ -40,9 +40,9 @@ struct Answered {
 class AnswerState {
  public:
   bool over() const { return over_; }
-  void waits_in(std::shared_ptr<std::atomic<bool>> queue);  // which becomes true if it ends before it begins
-  void begin(std::int64_t shared_tokens);                   // work on the prompt begins
-  bool push(const AnswerToken& token);                      // false where it is over
+  void waits(std::shared_ptr<std::atomic<bool>> some_ended);  // until it begins; some_ended becomes true if it ends before
+  void begin(std::int64_t shared_tokens);                     // work on the prompt begins, or begins again
+  bool push(const AnswerToken& token);                        // false where it is over
   void push(const TokenScore& score);
   void finish(Finish how);
   void fail(const std::string& reason);
@@ -58,7 +58,7 @@ class AnswerState {
   std::condition_variable changed_;
   std::atomic<bool> over_ = false;
   std::string error_;
-  std::shared_ptr<std::atomic<bool>> queue_;
+  std::shared_ptr<std::atomic<bool>> some_ended_;  // while it waits
   Answered all_;
   double began_ = 0, first_ = 0;
 };

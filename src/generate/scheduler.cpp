@@ -24,7 +24,7 @@ Scheduler::Scheduler(const Limits& limits) : limits_(limits), pool_(limits.pages
 }
 
 void Scheduler::add(std::shared_ptr<Sequence> sequence) {
-  sequence->answer->waits_in(some_gone_);
+  sequence->answer->waits(some_ended_);
   waiting_.push_back(std::move(sequence));
 }
 
@@ -178,6 +178,7 @@ void Scheduler::evict_youngest() {
   s->scored = std::max(s->scored, s->targets_before(s->computed));
   s->computed = 0;
   waiting_.push_front(s);
+  s->answer->waits(some_ended_);
   ++evictions_;
 }
 
@@ -187,9 +188,7 @@ void Scheduler::remove_over() {
     release(*s);
     return true;
   });
-  const auto over = [](const auto& s) { return s->answer->over(); };
-  if (some_gone_->exchange(false)) std::erase_if(waiting_, over);
-  while (!waiting_.empty() && over(waiting_.front())) waiting_.pop_front();  // one that began and was evicted
+  if (some_ended_->exchange(false)) std::erase_if(waiting_, [](const auto& s) { return s->answer->over(); });
 }
 
 void Scheduler::end_all(const std::string& error) {

@@ -88,7 +88,7 @@ class Scheduler {
   PagePool pool_;
   std::deque<std::shared_ptr<Sequence>> waiting_;  // both by age, the oldest first
   // Of those that wait some have ended. A queue is long, and looked through only then.
-  std::shared_ptr<std::atomic<bool>> some_gone_ = std::make_shared<std::atomic<bool>>(false);
+  std::shared_ptr<std::atomic<bool>> some_ended_ = std::make_shared<std::atomic<bool>>(false);
   std::vector<std::shared_ptr<Sequence>> running_;
   std::vector<std::int32_t> slots_;  // free ones
   std::int64_t budget_ = 0, evictions_ = 0, shared_tokens_ = 0;

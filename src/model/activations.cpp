@@ -76,7 +76,8 @@ void ActivationTensors::lay(Layout& at) {
   // What the backward makes again, or nobody asks for later, is one set for all blocks.
   Kept shared;
   const bool passed_by = plan.lowest > 1;  // there are blocks below the backward's end
-  if (passed_by || !plan.keeps_block()) at.body(shared, {.output_norms = any_output_norm(norms), .adapters = at.lora.rank > 0});
+  if (passed_by || !plan.keeps_block())
+    at.body(shared, {.output_norms = any_output_norm(norms), .adapters = !plan.keeps_block() && at.lora.rank > 0});
   if (passed_by || !plan.keeps_z()) lay_norms(shared);
   if (passed_by || !plan.keeps_h()) shared.h = at.matrix(c.mlp);
   Tensor stream;  // where no backward comes the stream lives in one place

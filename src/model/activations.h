@@ -13,8 +13,9 @@ enum class Recompute : std::uint8_t { none, norm, swiglu, block };
 
 struct ActivationPlan {
   std::int64_t batch = 1, seq = 1;
-  bool backward = false;    // false: one layer's activations, for all
-  std::int64_t lowest = 0;  // the layer where the backward ends, from 1: one layer's activations for all below it
+  bool backward = false;  // false: one layer's activations, for all
+  std::int64_t lowest =
+      0;  // the layer where the backward ends, from 1 (0: the embedding, beyond the last: nowhere); those below share activations
   Recompute recompute = Recompute::none;
   bool lists = false;  // batches may list the tokens that are scored (Batch::scored): room for these
 

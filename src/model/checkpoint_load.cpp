@@ -256,9 +256,16 @@ std::unique_ptr<Model> load_model(Context& ctx, const fs::path& dir, DType type,
   if (mapped || rounded) borrowed = borrow(files, list, type, mapped);
   auto model = std::make_unique<Model>(ctx, config, type, Frozen{}, LoraConfig{}, borrowed);
   const auto is_borrowed = [](const Parameter& p) { return p.borrowed; };
-  if (mapped && std::ranges::none_of(model->parameters().list(), is_borrowed))
-    log::warning("{}: no weights lie there as {}, which this run computes with: they are copied, --load mapped does nothing{}",
-                 dir.string(), name_of(type), type == DType::f32 ? " (dtype=bf16 takes weights in bf16 as they are)" : "");
+  if (mapped && std::ranges::none_of(model->parameters().list(), is_borrowed)) {
+    const bool same = std::ranges::any_of(list, [&](const Parameter& p) {
+      const WeightFiles::Entry* const entry = files->find(p.name);
+      return entry && p.shape.size() == 2 && same_type(*entry->tensor, type);
+    });
+    const std::string why = same ? "they begin where no number of their type may, or lie apart"
+                                 : fmt::format("none is in {}, which this run computes with{}", name_of(type),
+                                               type == DType::f32 ? " (dtype=bf16 takes weights in bf16 as they are)" : "");
+    log::warning("{}: --load mapped copies all weights: {}", dir.string(), why);
+  }
   load_from(*files, model->parameters(), {}, adapter, rounded ? Pages::go : Pages::stay);
   model->refresh_constants();
   if (!for_generating) return model;

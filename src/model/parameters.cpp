@@ -205,7 +205,7 @@ Parameters::Sizes Parameters::planned(const ModelConfig& config, DType type, con
   return sizes;
 }
 
-// Vectors and scalars first, then the matrices; those of a section lie as they do in arenas.
+// Vectors and scalars first, then the matrices; those of a section lie as they do in arenas, unless some values are borrowed.
 std::vector<std::size_t> Parameters::places(std::size_t& bytes) {
   constexpr std::size_t kLine = 256;
   std::vector<std::size_t> out(list_.size());
@@ -217,12 +217,13 @@ std::vector<std::size_t> Parameters::places(std::size_t& bytes) {
     if (!list_[i].borrowed) bytes = out[i] + static_cast<std::size_t>(list_[i].size) * sizeof(float);
   }
   const std::size_t element = size_of(type_);
+  const bool borrows = std::ranges::any_of(list_, &Parameter::borrowed);
   auto section = sections_.begin();
   std::size_t begin = 0;  // of the section
   for (std::size_t i = 0; i < list_.size(); ++i) {
     const Parameter& p = list_[i];
     if (!is_matrix(p)) continue;
-    if (p.frozen || p.borrowed) {
+    if (p.frozen || borrows) {
       out[i] = p.joined ? bytes : next_line();
       if (!p.borrowed) bytes = out[i] + static_cast<std::size_t>(p.size) * element;
       continue;
@@ -250,9 +251,10 @@ void Parameters::lay_values(const Borrowed& borrowed) {
   for (std::size_t i = 0; i < list_.size(); ++i)
     list_[i].value = shaped(list_[i].borrowed ? elsewhere[i] : static_cast<char*>(values_.data()) + at[i], stored_as(list_[i], type_),
                             device(), list_[i]);
+  if (std::ranges::any_of(list_, &Parameter::borrowed)) return;  // for no training
   for (Section& s : sections_)
     for (const Parameter& p : list_)
-      if (p.offset == s.offset && !p.borrowed) s.values = Tensor(p.value.data, type_, device(), {s.size});
+      if (p.offset == s.offset) s.values = Tensor(p.value.data, type_, device(), {s.size});
 }
 
 void Parameters::lay_arena() {

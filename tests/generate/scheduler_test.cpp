@@ -241,5 +241,22 @@ TEST(Scheduler, CancelledOnesWaitNoMore) {
   EXPECT_EQ(scheduler.waiting(), 0);
 }
 
+// Not at the front of the queue, where one is that was evicted later.
+TEST(Scheduler, OneThatWasEvictedWaitsNoMoreEither) {
+  Scheduler scheduler({.tokens = 300, .sequences = 3, .pages = 6});
+  std::vector<std::shared_ptr<Sequence>> all;
+  for (int i = 0; i < 3; ++i) {
+    all.push_back(sequence(counting(10, 100 * i), 80));
+    scheduler.add(all.back());
+  }
+  for (int i = 0; i < 80 && scheduler.evictions() < 2; ++i) step(scheduler);
+  ASSERT_EQ(scheduler.waiting(), 2);
+  all[2]->answer->finish(Finish::cancelled);
+  const auto plan = step(scheduler);
+  ASSERT_EQ(plan.size(), 1u);
+  EXPECT_EQ(plan[0].sequence, all[0]);
+  EXPECT_EQ(scheduler.waiting(), 1);
+}
+
 }  // namespace
 }  // namespace bhyt

@@ -2,8 +2,12 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
+#include <functional>
+#include <utility>
+#include <vector>
 
 #include "model/checkpoint.h"
 #include "ops/norm/methods.h"
@@ -73,7 +77,7 @@ TEST(MappedLoad, AnotherTypeIsCopied) {
   EXPECT_EQ(logits(*m), logits(*load_model(on_cpu(), dir.path(), DType::bf16, Model::Repack{.fold = false})));
   ::testing::internal::CaptureStderr();
   mapped(dir.path(), DType::bf16);
-  EXPECT_TRUE(has(::testing::internal::GetCapturedStderr(), "no weights lie there as bf16"));
+  EXPECT_TRUE(has(::testing::internal::GetCapturedStderr(), "none is in bf16"));
   ::testing::internal::CaptureStderr();
   mapped(dir.path(), DType::f32);
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
@@ -115,6 +119,31 @@ TEST(MappedLoad, UnalignedDataIsCopied) {
   const auto m = mapped(dir.path(), DType::f32);
   for (const Parameter& p : m->parameters().list()) EXPECT_FALSE(p.borrowed) << p.name;
   EXPECT_EQ(logits(*m), right);
+}
+
+// Whichever are lent: of a layer all, none, or some.
+TEST(MappedLoad, WhatIsNotBorrowedHasRoomOfItsOwn) {
+  const auto down = [](const Parameter& p) { return has(p.name, "down_proj"); };
+  const auto all_but_one = [](const Parameter& p) {
+    return p.shape.size() == 2 && !(has(p.name, "layers.2.mlp.gate") || has(p.name, "layers.2.mlp.up"));
+  };
+  const auto layer = [](const Parameter& p) { return p.shape.size() == 2 && has(p.name, "layers.1."); };
+  for (const std::function<bool(const Parameter&)>& lends : std::vector<std::function<bool(const Parameter&)>>{down, all_but_one, layer}) {
+    std::vector<float> others(1 << 20);
+    std::int64_t at = 0;
+    const auto find = [&](const Parameter& p) -> void* { return lends(p) ? others.data() + std::exchange(at, at + p.size) : nullptr; };
+    const Parameters own(on_cpu(), small_config("bhyt", 4), DType::f32, {}, {}, {.lender = {}, .find = find, .rest_is_written = false});
+    std::vector<std::pair<const char*, const char*>> places;
+    for (const Parameter& p : own.list())
+      if (!p.borrowed) {
+        const char* const begin = static_cast<const char*>(p.value.data);
+        places.emplace_back(begin, begin + p.value.bytes());
+      }
+    std::ranges::sort(places);
+    for (std::size_t i = 1; i < places.size(); ++i) EXPECT_LE(places[i - 1].second, places[i].first) << i;
+    EXPECT_LE(places.back().second - places.front().first, static_cast<std::ptrdiff_t>(own.value_bytes()));
+    EXPECT_GT(at, 0);
+  }
 }
 
 TEST(MappedLoad, TheFilesMayGo) {

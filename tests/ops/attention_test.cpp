@@ -144,10 +144,14 @@ std::vector<Case> tests_by_tiles() {
   for (Case& c : cases)
     for (auto* f : {&c.forward, &c.backward})
       *f = [f = *f](CaseTensors& tensors) {
-        bool& tiles = tensors.ctx().keep<cpu::Instructions>().matrix_unit;
-        const bool before = std::exchange(tiles, true);
+        struct On {
+          bool& unit;
+          bool before;
+          ~On() { unit = before; }
+        };
+        bool& unit = tensors.ctx().keep<cpu::Instructions>().matrix_unit;
+        const On on{unit, std::exchange(unit, true)};
         f(tensors);
-        tiles = before;
       };
   return cases;
 }
