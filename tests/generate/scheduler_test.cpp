@@ -246,10 +246,11 @@ TEST(Scheduler, OneThatWasEvictedWaitsNoMoreEither) {
   Scheduler scheduler({.tokens = 300, .sequences = 3, .pages = 6});
   std::vector<std::shared_ptr<Sequence>> all;
   for (int i = 0; i < 3; ++i) {
-    all.push_back(sequence(counting(10, 100 * i), 80));
+    all.push_back(sequence(counting(10, 100 * i), 150));
     scheduler.add(all.back());
   }
-  for (int i = 0; i < 80 && scheduler.evictions() < 2; ++i) step(scheduler);
+  step(scheduler);
+  for (int i = 0; i < 150 && scheduler.waiting() < 2; ++i) step(scheduler);
   ASSERT_EQ(scheduler.waiting(), 2);
   all[2]->answer->finish(Finish::cancelled);
   const auto plan = step(scheduler);
