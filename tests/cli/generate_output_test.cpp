@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "tests/cli/process.h"
+#include "tests/cli/one_sentence.h"
 
 namespace bhyt::test {
 namespace {
@@ -19,29 +19,11 @@ using Json = nlohmann::json;
 const std::string kBeginning = "grüße";
 const std::string kRest = " aus 東京 🙂 für alle";
 
-class GenerateOutput : public ::testing::Test {
+class GenerateOutput : public KnowsOneSentence {
  public:
-  static void SetUpTestSuite() {
-    folder_ = new TempFolder;
-    std::ofstream out(folder_->path / "text.jsonl");
-    for (int i = 0; i < 200; ++i) out << Json{{"text", kBeginning + kRest}} << "\n";
-    out.close();
-    setenv("BHYT_CACHE", at("cache").c_str(), 1);
-    const Outcome trained =
-        bhyt({"pretrain", "model.d=32", "model.layers=2", "model.heads=2", "model.mlp=48", "model.tied=false", "data.attend=document",
-              "data.seq_len=48", "train.batch=8", "train.steps=400", "train.lr=6e-3", "train.save_every=0", "threads=1", "device=cpu",
-              "data.train=" + at("text.jsonl"), "run.dir=" + at("run"), "--quiet"});
-    unsetenv("BHYT_CACHE");
-    ASSERT_EQ(trained.code, 0) << trained.err;
-  }
-  static void TearDownTestSuite() {
-    delete folder_;
-    folder_ = nullptr;
-  }
+  static void SetUpTestSuite() { learn(kBeginning + kRest, 48); }
 
  protected:
-  static std::string at(const std::string& name) { return (folder_->path / name).string(); }
-  static std::string checkpoint() { return at("run/checkpoint-400"); }
   static Words words(const Words& more, const std::string& model = checkpoint()) {
     return Words{"generate", "--model", model, "device=cpu", "threads=1"} + more;
   }
@@ -57,9 +39,6 @@ class GenerateOutput : public ::testing::Test {
     EXPECT_EQ(out.code, 0) << out.err;
     return lines(out.out);
   }
-
- private:
-  static inline TempFolder* folder_ = nullptr;
 };
 
 TEST_F(GenerateOutput, AnswersTellTheirTimesAndWhatWasShared) {

@@ -14,7 +14,7 @@
 #include <sstream>
 
 #include "model/safetensors.h"
-#include "tests/cli/process.h"
+#include "tests/cli/one_sentence.h"
 
 namespace bhyt::test {
 namespace {
@@ -24,29 +24,11 @@ using Json = nlohmann::json;
 constexpr const char* kSentence = "mary had a little lamb";
 constexpr int kEndOfText = 256;  // of the byte tokenizer
 
-class GenerateText : public ::testing::Test {
+class GenerateText : public KnowsOneSentence {
  public:
-  static void SetUpTestSuite() {
-    folder_ = new TempFolder;
-    std::ofstream out(folder_->path / "text.jsonl");
-    for (int i = 0; i < 200; ++i) out << "{\"text\": \"" << kSentence << "\"}\n";
-    out.close();
-    setenv("BHYT_CACHE", at("cache").c_str(), 1);
-    const Outcome trained =
-        bhyt({"pretrain", "model.d=32", "model.layers=2", "model.heads=2", "model.mlp=48", "model.tied=false", "data.attend=document",
-              "data.seq_len=32", "train.batch=8", "train.steps=400", "train.lr=6e-3", "train.save_every=0", "threads=1", "device=cpu",
-              "data.train=" + at("text.jsonl"), "run.dir=" + at("run"), "--quiet"});
-    unsetenv("BHYT_CACHE");
-    ASSERT_EQ(trained.code, 0) << trained.err;
-  }
-  static void TearDownTestSuite() {
-    delete folder_;
-    folder_ = nullptr;
-  }
+  static void SetUpTestSuite() { learn(kSentence, 32); }
 
  protected:
-  static std::string at(const std::string& name) { return (folder_->path / name).string(); }
-  static std::string checkpoint() { return at("run/checkpoint-400"); }
   static Json generate(const Words& more, const std::string& model = checkpoint()) {
     Words args = {"generate", "--model", model, "--json", "device=cpu", "threads=1"};
     args.insert(args.end(), more.begin(), more.end());
@@ -76,9 +58,6 @@ class GenerateText : public ::testing::Test {
     std::ofstream(at(name), std::ios::binary) << text;
     return at(name);
   }
-
- private:
-  static inline TempFolder* folder_ = nullptr;
 };
 
 TEST_F(GenerateText, StopsAtTheEndOfTheText) {
