@@ -372,10 +372,11 @@ ALWAYS_INLINE void task_of(const Int8Task& t) {
 
 template <class Cpu>
 ALWAYS_INLINE void task(const Int8Task& t) {
-  if constexpr (sizeof(typename Cpu::Digit) == 2)
-    t.digits.count == 1 ? task_of<Cpu, 1>(t) : task_of<Cpu, 2>(t);
+  constexpr int kFewest = sizeof(typename Cpu::Digit) == 2 ? 1 : 2;
+  if (t.digits.count == kFewest)
+    task_of<Cpu, kFewest>(t);
   else
-    t.digits.count == 2 ? task_of<Cpu, 2>(t) : task_of<Cpu, 3>(t);
+    task_of<Cpu, kFewest + 1>(t);
 }
 
 #if defined(__aarch64__)

@@ -305,8 +305,10 @@ template <int L, int C, class W>
 ALWAYS_INLINE void task(const RowTask<W>& t) {
   if constexpr (kRowGroups<L> == 1)
     task_of_few<L>(t.many ? near_task<L>(t) : t);
+  else if (t.many)
+    task_of_many<L, C>(t);
   else
-    t.many ? task_of_many<L, C>(t) : task_of_few<L>(t);
+    task_of_few<L>(t);
 }
 
 template <int L, class In>

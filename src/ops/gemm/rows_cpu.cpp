@@ -278,14 +278,20 @@ void rows_product(Context& ctx, const Tensor& x, const Tensor& w, const Tensor& 
     const Tensor some = x.row_slice(first, n), to = y.row_slice(first, n);
     if (units)
       by_units(ctx, memory, some, w, to, accumulate);
+    else if (mmla && w.dtype == DType::i8)
+      by_mmla<std::int8_t>(ctx, memory, some, w, to, accumulate);
     else if (mmla)
-      w.dtype == DType::i8 ? by_mmla<std::int8_t>(ctx, memory, some, w, to, accumulate)
-                           : by_mmla<bf16>(ctx, memory, some, w, to, accumulate);
-    else if (w.dtype == DType::i8)  // whose sums are exact in any way
-      int8_units&& n >= kManyRows ? by_int8_units(ctx, memory, some, w, to, accumulate) : by_int8(ctx, memory, some, w, to, accumulate);
+      by_mmla<bf16>(ctx, memory, some, w, to, accumulate);
+    else if (int8_units && n >= kManyRows)  // int8's sums are exact in any way
+      by_int8_units(ctx, memory, some, w, to, accumulate);
+    else if (w.dtype == DType::i8)
+      by_int8(ctx, memory, some, w, to, accumulate);
     else
       dispatch_float(w.dtype, [&]<class In>(In) {
-        use_panels(n) ? by_panels<In>(ctx, memory, some, w, to, accumulate) : by_tiles<In>(ctx, memory, some, w, to, accumulate);
+        if (use_panels(n))
+          by_panels<In>(ctx, memory, some, w, to, accumulate);
+        else
+          by_tiles<In>(ctx, memory, some, w, to, accumulate);
       });
   }
 }
