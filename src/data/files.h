@@ -1,4 +1,4 @@
-// The two kinds of file this folder handles by descriptor: one mapped for reading, one that appears whole or not at all.
+// Files that appear whole or not at all, and what is asked of places before work whose outcome goes there.
 #pragma once
 
 #include <cstddef>
@@ -6,21 +6,6 @@
 #include <string>
 
 namespace bhyt {
-
-class MappedFile {
- public:
-  explicit MappedFile(const std::string& path);
-  ~MappedFile();
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-
-  const unsigned char* data() const { return data_; }
-  std::size_t size() const { return size_; }
-
- private:
-  const unsigned char* data_ = nullptr;
-  std::size_t size_ = 0;
-};
 
 bool is_there(const std::string& path);  // false, too, where one may not look
 

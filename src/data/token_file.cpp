@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "data/kept_tokenizer.h"
+#include "io/mapped_file.h"
 
 namespace bhyt {
 

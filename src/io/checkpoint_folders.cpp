@@ -8,6 +8,7 @@
 #include <set>
 #include <string_view>
 
+#include "core/threads.h"
 #include "io/hash.h"
 #include "io/json.h"
 
@@ -18,9 +19,14 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kPrefix = "checkpoint-";
-constexpr int kManifestVersion = 1;
 
-std::string checksum(const fs::path& file) { return fmt::format("{:016x}", hash_file(file)); }
+// What a manifest says of a file's content: since version 2 its pieces' hashes, hashed ("xxh64_pieces"); in version 1 the XXH64 of all of it
+// ("xxh64"), which one thread alone can compute.
+constexpr int kManifestVersion = 2;
+constexpr const char *kChecksum = "xxh64_pieces", *kChecksumOfVersion1 = "xxh64";
+
+std::string checksum(Threads& threads, const fs::path& file) { return fmt::format("{:016x}", hash_file_pieces(threads, file)); }
+std::string checksum_of_version_1(const fs::path& file) { return fmt::format("{:016x}", hash_file(file)); }
 
 bool is_manifest(const Json& j) { return j.is_object() && j.contains("version") && j.contains("files") && j["files"].is_object(); }
 
@@ -75,10 +81,11 @@ void write_manifest(const fs::path& dir) {
   for (const auto& entry : fs::directory_iterator(dir))
     if (entry.is_regular_file() && entry.path().filename() != kManifest) files.push_back(entry.path());
   std::sort(files.begin(), files.end());
+  Threads threads;
   Json list = Json::object();
   for (const fs::path& file : files) {
     sync_to_disk(file);
-    list[file.filename().string()] = {{"bytes", fs::file_size(file)}, {"xxh64", checksum(file)}};
+    list[file.filename().string()] = {{"bytes", fs::file_size(file)}, {kChecksum, checksum(threads, file)}};
   }
   write_synced(dir / kManifest, Json{{"version", kManifestVersion}, {"files", list}}.dump(2) + "\n");
   sync_to_disk(dir);
@@ -128,16 +135,19 @@ std::string verify_manifest(const fs::path& dir, const std::function<bool(const 
   if (!fs::is_regular_file(dir / kManifest)) return "it has no manifest.json";
   const Json manifest = json_or_discarded(read_text(dir / kManifest));
   if (!is_manifest(manifest)) return "manifest.json is damaged";
-  if (manifest["version"] != kManifestVersion)
-    return fmt::format("manifest.json has version {}, expected {}", manifest["version"].dump(), kManifestVersion);
+  const bool of_version_1 = manifest["version"] == 1;
+  if (!of_version_1 && manifest["version"] != kManifestVersion)
+    return fmt::format("manifest.json has version {}, expected {} or 1", manifest["version"].dump(), kManifestVersion);
+  const char* const key = of_version_1 ? kChecksumOfVersion1 : kChecksum;
+  Threads threads;
   for (const auto& [name, entry] : manifest["files"].items()) {
-    if (!entry.is_object() || !entry.contains("bytes") || !entry.contains("xxh64")) return "manifest.json is damaged";
+    if (!entry.is_object() || !entry.contains("bytes") || !entry.contains(key)) return "manifest.json is damaged";
     if (which && !which(name)) continue;
     const fs::path file = dir / fs::path(name).filename();
     if (!fs::is_regular_file(file)) return fmt::format("{} is missing", name);
     if (fs::file_size(file) != entry["bytes"])
       return fmt::format("{} has {} bytes instead of {}", name, fs::file_size(file), entry["bytes"].dump());
-    if (compare == Compare::checksums && entry["xxh64"] != Json(checksum(file)))
+    if (compare == Compare::checksums && entry[key] != Json(of_version_1 ? checksum_of_version_1(file) : checksum(threads, file)))
       return fmt::format("{} is damaged (its checksum differs)", name);
   }
   return unlisted(dir, manifest["files"], which);

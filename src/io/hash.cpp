@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/threads.h"
+#include "io/mapped_file.h"
 
 namespace bhyt {
 
@@ -90,6 +92,18 @@ std::uint64_t hash_file(const std::filesystem::path& file) {
   }
   check(in.eof(), "could not read {}: {}", file.string(), std::strerror(errno));
   return h.digest();
+}
+
+std::uint64_t hash_file_pieces(Threads& threads, const std::filesystem::path& file) {
+  const MappedFile map(file.string());
+  const auto bytes = static_cast<std::int64_t>(map.size());
+  std::vector<std::uint64_t> pieces(static_cast<std::size_t>((bytes + kHashPiece - 1) / kHashPiece));
+  parallel_for(threads, bytes, kHashPiece, [&](std::int64_t begin, std::int64_t end) {
+    const auto at = static_cast<std::size_t>(begin), n = static_cast<std::size_t>(end - begin);
+    pieces[static_cast<std::size_t>(begin / kHashPiece)] = hash64(map.data() + at, n);
+    map.let_go(at, n);
+  });
+  return hash64(pieces.data(), pieces.size() * sizeof(std::uint64_t));
 }
 
 }  // namespace bhyt

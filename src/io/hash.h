@@ -8,6 +8,8 @@
 
 namespace bhyt {
 
+class Threads;
+
 class Hash64 {
  public:
   explicit Hash64(std::uint64_t seed = 0);
@@ -32,6 +34,9 @@ inline std::uint64_t hash64(const void* data, std::size_t bytes) {
 }
 
 std::uint64_t hash_file(const std::filesystem::path& file);  // of its bytes, read piece by piece
+// By all threads: the hash of the hashes (eight bytes each, in order) of the file's pieces of kHashPiece bytes, the last one shorter.
+constexpr std::int64_t kHashPiece = std::int64_t{16} << 20;
+std::uint64_t hash_file_pieces(Threads& threads, const std::filesystem::path& file);
 
 // A good 64-bit mix of one word (splitmix64's finaliser).
 constexpr std::uint64_t mix64(std::uint64_t x) {

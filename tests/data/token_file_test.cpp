@@ -6,6 +6,7 @@
 #include <cstring>
 #include <random>
 
+#include "core/threads.h"
 #include "io/hash.h"
 #include "test_util.h"
 
@@ -77,6 +78,29 @@ TEST(Hash64, AFileHasThatOfItsBytes) {
   }
   EXPECT_ANY_THROW(hash_file(dir / "nowhere"));
   EXPECT_ANY_THROW(hash_file(dir / "."));
+}
+
+// The hash of the pieces' hashes, as a reader of the format would compute it; the same however many threads there are.
+TEST(Hash64, AFilesPiecesAreHashedByAllThreads) {
+  const TempDir dir;
+  constexpr auto piece = static_cast<std::size_t>(kHashPiece);
+  std::mt19937_64 r(1);
+  std::string bytes(5 * piece / 2 + 77, '\0');
+  for (std::size_t i = 0; i + 8 <= bytes.size(); i += 8) {
+    const std::uint64_t word = r();
+    std::memcpy(bytes.data() + i, &word, sizeof word);
+  }
+  Threads one(1), three(3);
+  for (const std::size_t size : {std::size_t{0}, std::size_t{1}, piece - 1, piece, piece + 1, 2 * piece, bytes.size()}) {
+    write_file(dir / "f", bytes.substr(0, size));
+    std::vector<std::uint64_t> pieces;
+    for (std::size_t at = 0; at < size; at += piece) pieces.push_back(hash64(bytes.data() + at, std::min(piece, size - at)));
+    const std::uint64_t expected = hash64(pieces.data(), pieces.size() * sizeof pieces[0]);
+    EXPECT_EQ(hash_file_pieces(one, dir / "f"), expected) << size;
+    EXPECT_EQ(hash_file_pieces(three, dir / "f"), expected) << size;
+  }
+  EXPECT_ANY_THROW(hash_file_pieces(one, dir / "nowhere"));
+  EXPECT_ANY_THROW(hash_file_pieces(one, dir / "."));
 }
 
 TEST(TokenFile, RoundTripOfBothWidths) {

@@ -142,9 +142,25 @@ TEST(RunDir, DamageIsSeenAndNamed) {
   remove_listed(at, {"a.bin"});  // damaged: left as it is
   EXPECT_TRUE(fs::exists(at / "a.bin"));
   write_synced(at / "manifest.json", R"({"version": 9, "files": {}})");
-  EXPECT_EQ(verify_manifest(at), "manifest.json has version 9, expected 1");
+  EXPECT_EQ(verify_manifest(at), "manifest.json has version 9, expected 2 or 1");
   fs::remove(at / "manifest.json");
   EXPECT_EQ(verify_manifest(at), "it has no manifest.json");
+}
+
+TEST(RunDir, ManifestsOfVersion1AreStillCompared) {
+  const Folder tmp;
+  RunDir dir(tmp.path / "run");
+  const fs::path at = dir.checkpoint(3);
+  dir.write_checkpoint(3, [](const fs::path& to) { write_synced(to / "a.bin", "abc"); });
+  const Json now = Json::parse(read_text(at / "manifest.json"));
+  EXPECT_EQ(now["version"], 2);
+  EXPECT_FALSE(now["files"]["a.bin"].contains("xxh64"));
+  write_synced(at / "manifest.json", R"({"version": 1, "files": {"a.bin": {"bytes": 3, "xxh64": "44bc2cf5ad770999"}}})");
+  EXPECT_EQ(verify_manifest(at), "");
+  write_synced(at / "a.bin", "abd");
+  EXPECT_EQ(verify_manifest(at), "a.bin is damaged (its checksum differs)");
+  write_synced(at / "manifest.json", R"({"version": 1, "files": {"a.bin": {"bytes": 3, "xxh64_pieces": "44bc2cf5ad770999"}}})");
+  EXPECT_EQ(verify_manifest(at), "manifest.json is damaged");
 }
 
 TEST(RunDir, WhatAModelIsReadFromMustBeListed) {
