@@ -94,7 +94,8 @@ __device__ __forceinline__ F block_sum(F v, F* shared) {
   return shared[32];
 }
 
-// For kernels that launch_early starts: before wait_for_previous() nothing may be read that an earlier kernel writes, and nothing written;
+// For kernels that launch_early starts: before wait_for_previous() nothing may be read that an earlier kernel writes, and nothing written
+// (one thread of a block may wait for all, if the others wait for it before they do either);
 // after let_next_begin() the next kernel may begin beside this one.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
@@ -118,9 +119,15 @@ bool has_hopper_code(Context& ctx, void (*kernel)(Params...)) {
 }
 
 constexpr std::size_t kStaticShared = 1536;  // that such a kernel has at most beside what it is launched with
-// Launches a kernel that may begin before the one before it has ended, on Hopper; `Cluster` blocks of the grid's z together, if not one.
-template <unsigned Cluster = 1, class... Params, class... Args>
-void launch_early(Context& ctx, void (*kernel)(Params...), dim3 grid, int threads, std::size_t bytes, Args... args) {
+// The blocks of a kernel, `cluster` of its z together.
+struct EarlyGrid {
+  dim3 blocks;
+  unsigned cluster = 1;
+  EarlyGrid(dim3 all, unsigned together = 1) : blocks(all), cluster(together) {}
+};
+// Launches a kernel that may begin before the one before it has ended, on Hopper.
+template <class... Params, class... Args>
+void launch_early(Context& ctx, void (*kernel)(Params...), const EarlyGrid& grid, int threads, std::size_t bytes, const Args&... args) {
   // As much as there is, whatever this call takes: contexts in other threads may launch the same kernel with more.
   const auto most = static_cast<int>(shared_bytes(ctx) - kStaticShared);
   BHYT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most));
@@ -128,15 +135,30 @@ void launch_early(Context& ctx, void (*kernel)(Params...), dim3 grid, int thread
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {1, 1, Cluster};
+  attributes[1].val.clusterDim = {1, 1, grid.cluster};
   cudaLaunchConfig_t config{};
-  config.gridDim = grid;
+  config.gridDim = grid.blocks;
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = bytes;
   config.stream = stream(ctx);
   config.attrs = attributes;
-  config.numAttrs = has_hopper_code(ctx, kernel) ? (Cluster > 1 ? 2 : 1) : 0;  // elsewhere the code has no wait (it is compiled for sm_80)
+  config.numAttrs =
+      has_hopper_code(ctx, kernel) ? (grid.cluster > 1 ? 2 : 1) : 0;  // elsewhere the code has no wait (it is compiled for sm_80)
   BHYT_CUDA(cudaLaunchKernelEx(&config, kernel, Params(args)...));
+}
+
+// A kernel over rows, which begins with begin_among_rows(): early where there are few of them, for then the time between kernels counts.
+template <class... Params, class... Args>
+void launch_rows(Context& ctx, std::int64_t rows, void (*kernel)(Params...), unsigned blocks, int threads, const Args&... args) {
+  constexpr std::int64_t kFew = 256;
+  if (rows <= kFew)
+    launch_early(ctx, kernel, dim3(blocks), threads, 0, args...);
+  else
+    kernel<<<blocks, static_cast<unsigned>(threads), 0, stream(ctx)>>>(args...);
+}
+__device__ __forceinline__ void begin_among_rows() {
+  let_next_begin();
+  wait_for_previous();
 }
 
 }  // namespace bhyt::cuda

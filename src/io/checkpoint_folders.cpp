@@ -20,8 +20,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kPrefix = "checkpoint-";
 
-// What a manifest says of a file's content: since version 2 its pieces' hashes, hashed ("xxh64_pieces"); in version 1 the XXH64 of all of it
-// ("xxh64"), which one thread alone can compute.
+// What a manifest says of a file's content: since version 2 the hash of its pieces' hashes; in version 1 the XXH64 of all of it, which one
+// thread alone can compute.
 constexpr int kManifestVersion = 2;
 constexpr const char *kChecksum = "xxh64_pieces", *kChecksumOfVersion1 = "xxh64";
 

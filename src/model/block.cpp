@@ -2,6 +2,7 @@
 
 #include "core/memory.h"
 #include "core/parts.h"
+#include "ops/linear/fused.h"
 #include "ops/linear/linear.h"
 #include "ops/rope/rope.h"
 #include "ops/swiglu/swiglu.h"
@@ -124,6 +125,38 @@ void Block::multiply_backward(Context& ctx, Product product, const Tensor& x, co
   if (adapters && dx) lora_backward_x(ctx, adapters, t, dx, how);
 }
 
+// Queries, keys and values, rotated; in a cache if there is one.
+void Block::project_qkv(Context& ctx, const Kept& keep, const BlockScratch& scratch, const Positions& at, const ForwardOptions& how) const {
+  if (at.paged && how.by_row && !w_.adapters(Product::qkv) && takes_linear_to_pages(ctx, keep.z1, w_.qkv, keep.qkv, at.pages, shape(at))) {
+    from_here(ctx, {"qkv+rope+cache"}, w_.qkv);
+    return linear_to_pages(ctx, keep.z1, w_.qkv, keep.qkv, at.table, at.pages, *at.paged, shape(at));
+  }
+  from_here(ctx, {"qkv"}, w_.qkv);
+  multiply(ctx, Product::qkv, keep.z1, keep.qkv, keep, scratch, how);
+  from_here(ctx, {at.paged ? "rope+cache" : "rope"});
+  if (at.paged)
+    rope_to_pages(ctx, keep.qkv, at.table, at.pages, *at.paged, shape(at));
+  else
+    rope(ctx, keep.qkv, at.table,
+         {.heads = config_.heads + config_.kv_heads, .head_dim = config_.head_dim, .seq = at.seq, .positions = at.positions});
+}
+
+// The MLP's hidden values, from its input.
+void Block::gate_and_up(Context& ctx, const Kept& keep, const BlockScratch& scratch, const ForwardOptions& how,
+                        const Observers& see) const {
+  if (how.by_row && !w_.adapters(Product::gate_up) && !see.want(Point::gate, layer_) && !see.want(Point::up, layer_) &&
+      takes_linear_swiglu(ctx, keep.z2, w_.gate_up, keep.h)) {
+    from_here(ctx, {"gate/up+swiglu"}, w_.gate_up);
+    return linear_swiglu(ctx, keep.z2, w_.gate_up, keep.h);
+  }
+  from_here(ctx, {"gate/up"}, w_.gate_up);
+  multiply(ctx, Product::gate_up, keep.z2, keep.gate_up, keep, scratch, how);
+  see.show(ctx, Point::gate, layer_, keep.gate_up.col_slice(0, config_.mlp));
+  see.show(ctx, Point::up, layer_, keep.gate_up.col_slice(config_.mlp, config_.mlp));
+  from_here(ctx, {"swiglu"});
+  swiglu(ctx, keep.gate_up, keep.h);
+}
+
 // The one exact statistic, the projections and their rotation.
 void Block::before_attention(Context& ctx, Stream& stream, const Kept& keep, const BlockScratch& scratch, const Positions& at,
                              const ForwardOptions& how, const Observers& see) const {
@@ -135,14 +168,7 @@ void Block::before_attention(Context& ctx, Stream& stream, const Kept& keep, con
   see.show(ctx, Point::block_input, layer_, keep.x);
   show_site(ctx, see, false, keep);
   see.show(ctx, Point::z1, layer_, keep.z1);
-  from_here(ctx, {"qkv"}, w_.qkv);
-  multiply(ctx, Product::qkv, keep.z1, keep.qkv, keep, scratch, how);
-  from_here(ctx, {at.paged ? "rope+cache" : "rope"});
-  if (at.paged)
-    rope_to_pages(ctx, keep.qkv, at.table, at.pages, *at.paged, shape(at));
-  else
-    rope(ctx, keep.qkv, at.table,
-         {.heads = config_.heads + config_.kv_heads, .head_dim = config_.head_dim, .seq = at.seq, .positions = at.positions});
+  project_qkv(ctx, keep, scratch, at, how);
   const std::int64_t q = config_.q_width(), kv = config_.kv_width();
   see.show(ctx, Point::q, layer_, keep.qkv.col_slice(0, q));
   see.show(ctx, Point::k, layer_, keep.qkv.col_slice(q, kv));
@@ -174,12 +200,7 @@ void Block::after_attention(Context& ctx, Stream& stream, const Kept& keep, cons
   see.show(ctx, Point::after_attention, layer_, keep.x2);
   show_site(ctx, see, true, keep);
   see.show(ctx, Point::z2, layer_, keep.z2);
-  from_here(ctx, {"gate/up"}, w_.gate_up);
-  multiply(ctx, Product::gate_up, keep.z2, keep.gate_up, keep, scratch, how);
-  see.show(ctx, Point::gate, layer_, keep.gate_up.col_slice(0, config_.mlp));
-  see.show(ctx, Point::up, layer_, keep.gate_up.col_slice(config_.mlp, config_.mlp));
-  from_here(ctx, {"swiglu"});
-  swiglu(ctx, keep.gate_up, keep.h);
+  gate_and_up(ctx, keep, scratch, how, see);
   see.show(ctx, Point::hidden, layer_, keep.h);
   const Tensor output = out2_ ? keep.out2 : scratch.branch;
   from_here(ctx, {"down"}, w_.down);

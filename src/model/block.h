@@ -114,6 +114,8 @@ class Block {
   const NormSite& site2() const { return site2_; }
 
  private:
+  void project_qkv(Context& ctx, const Kept& keep, const BlockScratch& scratch, const Positions& at, const ForwardOptions& how) const;
+  void gate_and_up(Context& ctx, const Kept& keep, const BlockScratch& scratch, const ForwardOptions& how, const Observers& see) const;
   // y = x Wᵀ with what adapters add; and its gradients: an empty x leaves out those of weights, which then follow in a call without dx.
   void multiply(Context& ctx, Product product, const Tensor& x, const Tensor& y, const Kept& keep, const BlockScratch& scratch,
                 const ForwardOptions& how) const;

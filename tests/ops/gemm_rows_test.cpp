@@ -20,6 +20,7 @@
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/instructions.h"
 #include "ops/gemm/int8.h"
+#include "ops/gemm/rows_cuda.h"
 #include "tests/devices.h"
 #include "tests/ops/case.h"
 
@@ -449,6 +450,34 @@ TEST(GemmByRow, RefusesOperandsThatLieOtherwise) {
   const OwnedTensor a = drawn(DType::f32, 2, 2, 1);
   EXPECT_ANY_THROW(gemm(on_cpu(), a, a, a, {.by_row = true}));
   EXPECT_ANY_THROW(gemm(on_cpu(), a, a, a, {.trans_a = true, .trans_b = true, .by_row = true}));
+}
+
+// On a GPU up to 64 rows at a time, in bf16: every row has its bits, whether it comes with others or not.
+TEST(GemmByRow, OnAGpuToo) {
+  BHYT_SKIP_WITHOUT_GPU();
+  Context gpu(Device::cuda(0));
+  for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{136, 64}, {512, 2048}, {3072, 2048}, {17000, 512}}) {
+    constexpr std::int64_t kRows = 64;
+    const auto on_gpu = [&](std::int64_t rows, std::uint64_t seed) {
+      return make_tensor(gpu, DType::bf16, {rows, k}, draw({{"v", {rows, k}, Role::constant}}, DType::bf16, seed).at("v"));
+    };
+    const OwnedTensor x = on_gpu(kRows, 1), w = on_gpu(n, 2);
+    if (!cuda::takes_rows(gpu, x, w)) GTEST_SKIP() << "this GPU has no kernel for it";
+    for (const DType result : {DType::bf16, DType::f32}) {
+      const auto product = [&](std::int64_t first, std::int64_t rows) {
+        const OwnedTensor y(gpu, result, {rows, n});
+        gemm(gpu, x.t.row_slice(first, rows), w, y, {.trans_b = true, .by_row = true});
+        return to_doubles(gpu, y);
+      };
+      const auto all = product(0, kRows);
+      for (const std::int64_t rows : {1, 2, 9, 31, 63})
+        for (const std::int64_t first : {std::int64_t{0}, std::int64_t{1}, kRows - rows}) {
+          const auto some = product(first, rows);
+          ASSERT_TRUE(std::equal(some.begin(), some.end(), all.begin() + first * n))
+              << fmt::format("{} rows from {} on, {}x{}", rows, first, n, k);
+        }
+    }
+  }
 }
 
 }  // namespace

@@ -84,6 +84,15 @@ std::vector<Case> gemm_tests() {
   }
   for (const std::int64_t k : {1, 15, 16, 17, 63, 64, 65, 2048, 4160})
     cases.push_back(gemm_case({.m = 5, .n = 131, .k = k, .options = by_row}));
+  // A GPU's kernel for them: parts of a tile, all of it and a row too many, columns divided or not, more tiles than blocks.
+  for (const std::int64_t m : {1, 9, 63, 64, 65}) {
+    cases.push_back(gemm_case({.m = m, .n = 136, .k = 64, .options = by_row}));
+    cases.push_back(gemm_case({.m = m, .n = 384, .k = 1024, .options = by_row, .fp32_result = m % 2 == 1, .margin = 8}));
+  }
+  cases.push_back(gemm_case({.m = 33, .n = 3072, .k = 704, .options = by_row}));
+  cases.push_back(gemm_case({.m = 40, .n = 384, .k = 832, .options = by_row}));  // three parts, of 4, 4 and 5 steps
+  cases.push_back(gemm_case({.m = 17, .n = 17000, .k = 192, .options = by_row, .fp32_result = true}));
+  cases.push_back(gemm_case({.m = 50, .n = 17000, .k = 192, .options = by_row}));
   return cases;
 }
 

@@ -37,6 +37,15 @@ void check_rows(const char* op, const Tensor& x, const Tensor& pages, const Page
 
 }  // namespace
 
+void check_rows_of_pages(const char* op, const Tensor& qkv, const Tensor& table, const Tensor& pages, const PagedRows& at,
+                         const AttentionShape& s) {
+  const std::int64_t q = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
+  check_rows(op, qkv, pages, at);
+  check(qkv.cols() == q + 2 * kv && pages.cols() == 2 * kv && table.cols() == s.head_dim,
+        "[{}] expected qkv with {} columns, pages with {} and a table with {}, got {}, {} and {}", op, q + 2 * kv, 2 * kv, s.head_dim,
+        shape_string(qkv), shape_string(pages), shape_string(table));
+}
+
 void rope_to_pages(Context& ctx, const Tensor& qkv, const Tensor& table, const Tensor& pages, const PagedRows& at,
                    const AttentionShape& s) {
   const std::int64_t q = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
@@ -44,10 +53,7 @@ void rope_to_pages(Context& ctx, const Tensor& qkv, const Tensor& table, const T
     rope(ctx, qkv, table, {.heads = s.heads + s.kv_heads, .head_dim = s.head_dim, .positions = at.positions});
     return write_pages(ctx, qkv.col_slice(q, 2 * kv), pages, at);
   }
-  check_rows("rope_to_pages", qkv, pages, at);
-  check(qkv.cols() == q + 2 * kv && pages.cols() == 2 * kv && table.cols() == s.head_dim,
-        "[rope_to_pages] expected qkv with {} columns, pages with {} and a table with {}, got {}, {} and {}", q + 2 * kv, 2 * kv,
-        s.head_dim, shape_string(qkv), shape_string(pages), shape_string(table));
+  check_rows_of_pages("rope_to_pages", qkv, table, pages, at, s);
   const Operation operation(ctx, "rope_to_pages", profile::Kind::rope, qkv.device);
   cuda::rope_to_pages(ctx, qkv, table, pages, at, s);
 }

@@ -8,10 +8,6 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kMaxDim = 256, kPerLane = kMaxDim / 32;
 
-Places places_of(const PagedRows& at) {
-  return {at.positions.as<std::int32_t>(), at.sequences.as<std::int32_t>(), at.table.as<std::int32_t>(), static_cast<int>(at.table.cols())};
-}
-
 template <class T>
 __global__ void write_kernel(const T* kv, std::int64_t ld, T* pages, int cols, Places at) {
   const int i = blockIdx.x;
@@ -23,6 +19,7 @@ __global__ void write_kernel(const T* kv, std::int64_t ld, T* pages, int cols, P
 // A block for each row; heads of queries and keys turn, then keys and values go to their page.
 template <class T>
 __global__ void rope_kernel(T* qkv, std::int64_t ld, const float* rope, T* pages, int heads, int kv_heads, int d, Places at) {
+  begin_among_rows();
   const int i = blockIdx.x, position = at.positions[i], half = d / 2;
   const float *cosine = rope + static_cast<std::int64_t>(position) * d, *sine = cosine + half;
   T* const row = qkv + i * ld;
@@ -78,9 +75,8 @@ __global__ void any_kernel(const T* q, std::int64_t ldq, const T* pages, std::in
 void rope_to_pages(Context& ctx, const Tensor& qkv, const Tensor& rope, const Tensor& pages, const PagedRows& at, const AttentionShape& s) {
   dispatch_float(qkv.dtype, [&](auto t) {
     using T = decltype(t);
-    rope_kernel<T><<<static_cast<unsigned>(qkv.rows()), 256, 0, stream(ctx)>>>(qkv.as<T>(), qkv.ld, rope.as<float>(), pages.as<T>(),
-                                                                               static_cast<int>(s.heads), static_cast<int>(s.kv_heads),
-                                                                               static_cast<int>(s.head_dim), places_of(at));
+    launch_rows(ctx, qkv.rows(), rope_kernel<T>, static_cast<unsigned>(qkv.rows()), 256, qkv.as<T>(), qkv.ld, rope.as<float>(),
+                pages.as<T>(), static_cast<int>(s.heads), static_cast<int>(s.kv_heads), static_cast<int>(s.head_dim), places_of(at));
   });
   check_launch("rope_to_pages");
 }

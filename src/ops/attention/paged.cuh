@@ -17,6 +17,10 @@ struct Places {
   }
 };
 
+inline Places places_of(const PagedRows& at) {
+  return {at.positions.as<std::int32_t>(), at.sequences.as<std::int32_t>(), at.table.as<std::int32_t>(), static_cast<int>(at.table.cols())};
+}
+
 // One call, for all kernels.
 struct PagedCall {
   const bf16 *q, *pages;

@@ -37,6 +37,10 @@ struct PagedRows {
 void rope_to_pages(Context& ctx, const Tensor& qkv, const Tensor& rope, const Tensor& pages, const PagedRows& at,
                    const AttentionShape& shape);
 
+// Error unless these fit together so.
+void check_rows_of_pages(const char* op, const Tensor& qkv, const Tensor& rope, const Tensor& pages, const PagedRows& at,
+                         const AttentionShape& shape);
+
 // Keys and values, side by side in every row of kv [N, 2·K·D], to their places, and then the copies.
 void write_pages(Context& ctx, const Tensor& kv, const Tensor& pages, const PagedRows& at);
 

@@ -320,8 +320,8 @@ bool by_clusters(Context& ctx, const PagedCall& call, int first, int n, std::int
   const auto launch = [&](auto kernel, int warps, int bytes) {
     if (!has_hopper_code(ctx, kernel)) return false;
     const dim3 grid(static_cast<unsigned>(call.kv_heads), static_cast<unsigned>(n), static_cast<unsigned>(kCluster));
-    launch_early<kCluster>(ctx, kernel, grid, 32 * warps, static_cast<std::size_t>(bytes), call, first, static_cast<float*>(nullptr),
-                           static_cast<unsigned*>(nullptr));
+    launch_early(ctx, kernel, {grid, kCluster}, 32 * warps, static_cast<std::size_t>(bytes), call, first, static_cast<float*>(nullptr),
+                 static_cast<unsigned*>(nullptr));
     check_launch("attention_paged");
     return true;
   };
@@ -350,7 +350,7 @@ void attention_paged_decode(Context& ctx, const PagedCall& call, int first, int 
   const bool many = blocks >= multiprocessors(ctx) ||
                     shared_bytes(ctx) < static_cast<std::size_t>(std::max(kShared<64, 8>, kShared<128, 4>)) + kStaticShared;
   if (head_dim == 64 && many)
-    launch(decode_kernel<64, 4, 1>, 4, kShared<64, 4>);
+    launch(decode_kernel<64, 3, 1>, 3, kShared<64, 3>);
   else if (head_dim == 64)
     launch(decode_kernel<64, 8, 1>, 8, kShared<64, 8>);
   else if (many)

@@ -69,6 +69,7 @@ const float* learned_of(const EmbeddingScale& s) { return s.learned ? s.learned.
 
 }  // namespace
 
+// Launched plainly, not early: a pass begins with it, and products behind it read weights before the kernels in front of them have ended.
 void embedding(Context& ctx, const Tensor& tokens, const Tensor& table, const Tensor& out, const EmbeddingScale& scale) {
   if (out.rows() == 0) return;
   dispatch_float(out.dtype, [&](auto t) {

@@ -1,5 +1,5 @@
-// Matrix products, row major. CPU: oneDNN on x86-64, BLIS elsewhere, products by row (rows.h) our own; CUDA: cuBLASLt.
-// fp32 accumulation whatever the operands' type; the same bits on any number of threads.
+// Matrix products, row major. CPU: oneDNN on x86-64, BLIS elsewhere, products by row (rows.h) our own; CUDA: cuBLASLt, and on Hopper for up
+// to 64 rows by row our own (rows_cuda.h). fp32 accumulation whatever the operands' type; the same bits on any number of threads.
 #pragma once
 
 #include "core/context.h"
@@ -11,7 +11,9 @@ struct GemmOptions {
   bool trans_a = false;     // a is stored [k, m]
   bool trans_b = false;     // b is stored [n, k]
   bool accumulate = false;  // c += instead of c =
-  bool by_row = false;      // every row of c has the same bits whatever rows come with it; for b transposed and a not, on the CPU alone
+  // Every row of c has the same bits whatever rows come with it, for b transposed and a not; on a GPU only where it has kernels for it
+  // (rows_cuda.h), which read b early: no kernel in front may be writing it.
+  bool by_row = false;
 };
 
 // c [m,n] = op(a) [m,k] · op(b) [k,n]. a and b share a type (fp32 or bf16), but for b in int8 (int8.h) in a product by_row; c is fp32 or

@@ -12,6 +12,7 @@
 #include "core/cuda_host.h"
 #include "core/memory.h"
 #include "ops/gemm/gemm.h"
+#include "ops/gemm/rows_cuda.h"
 #include "ops/gemm/tuning.h"
 
 namespace bhyt::cuda {
@@ -199,6 +200,7 @@ bool takes(Context& ctx, const Problem& p, const cublasLtMatmulAlgo_t& algorithm
 
 void gemm(Context& ctx, const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& o) {
   if (c.size() == 0) return;
+  if (o.by_row && !o.accumulate && takes_rows(ctx, a, b) && aligned16(c)) return rows_product(ctx, a, b, c);
   const Problem p(a, b, c, o);
   if (p.k == 0) {
     const std::size_t size = size_of(c.dtype);

@@ -74,6 +74,7 @@ template <class T, class M, class S, bool Plain>
 __global__ void __launch_bounds__(S::threads, Plain&& S::K == 4 ? 1024 / S::threads : 1)
     forward_kernel(NormParams p, Matrix<T> x, Matrix<T> add, Matrix<T> sum, Matrix<T> z) {
   constexpr int V = Vec<T>::n, G = S::G, K = S::K;
+  begin_among_rows();
   GroupSums sums = group_sums();
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * S::groups + threadIdx.x / G;
   const bool live = row < p.n;
@@ -156,8 +157,8 @@ void norm(Context& ctx, const NormSite& site, const NormForward& call) {
       with_forward_shape<T>(p.c, [&](auto shape) {
         using S = decltype(shape);
         auto kernel = plain ? forward_kernel<T, M, S, true> : forward_kernel<T, M, S, false>;
-        kernel<<<blocks_for(p.n, S::groups), S::threads, 0, stream(ctx)>>>(p, matrix<T>(call.x), matrix<T>(call.add), matrix<T>(call.sum),
-                                                                           matrix<T>(call.z));
+        launch_rows(ctx, p.n, kernel, blocks_for(p.n, S::groups), S::threads, p, matrix<T>(call.x), matrix<T>(call.add),
+                    matrix<T>(call.sum), matrix<T>(call.z));
       });
     });
   });

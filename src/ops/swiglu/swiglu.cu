@@ -24,6 +24,7 @@ __device__ __forceinline__ void store(T* p, const float* v) {
 
 template <class T, int V>
 __global__ void forward_kernel(const T* gate_up, std::int64_t ld, T* h, std::int64_t ldh, std::int64_t f, std::int64_t total) {
+  begin_among_rows();
   const std::int64_t i = (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * V;
   if (i >= total) return;
   const std::int64_t row = i / f, j = i % f;
@@ -77,8 +78,8 @@ void swiglu(Context& ctx, const Tensor& gate_up, const Tensor& h) {
     using T = decltype(t);
     with_width(f, Vec<T>::n, aligned16(gate_up) && aligned16(h), [&](auto wide) {
       constexpr int V = decltype(wide)::value ? Vec<T>::n : 1;
-      forward_kernel<T, V>
-          <<<blocks_for(total, kThreads * V), kThreads, 0, stream(ctx)>>>(gate_up.as<T>(), gate_up.ld, h.as<T>(), h.ld, f, total);
+      launch_rows(ctx, h.rows(), forward_kernel<T, V>, blocks_for(total, kThreads * V), kThreads, gate_up.as<T>(), gate_up.ld, h.as<T>(),
+                  h.ld, f, total);
     });
   });
   check_launch("swiglu");
