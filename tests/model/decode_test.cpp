@@ -268,6 +268,7 @@ TEST(Decoding, APageIsBegunAsAnotherOne) {
   for (const std::size_t before :
        {std::size_t{0}, std::size_t{36}, std::size_t{44}}) {  // tokens of the first that an earlier call computes
     KvPages memory(ctx, *m, 4);
+    for (std::int64_t l = 0; l < 2; ++l) zero(ctx, memory.layer(l));  // it may be that of the passes before, with what is to be copied
     DecodePass pass(ctx, *m, memory, {.tokens = 64, .sequences = 3, .length = 64});
     const DecodePass::Piece start{.tokens = {a.data(), before}, .past = 0, .pages = pages_a, .logits = false};
     if (before > 0) pass.run({&start, 1});
