@@ -210,6 +210,7 @@ inline int splits_for(Context& ctx, int blocks, int steps) {
 // The two tiles of a block: rows that follow one another, or `half` rows apart.
 template <class Out>
 void launch(Context& ctx, const Tensor& x, const Tensor& w, const Out& out, std::int64_t half = 0) {
+  static_assert(kOwned % Out::kItems == 0);  // of as many columns each
   Maps maps{};
   if (!make_map(maps.w, w.as<bf16>(), w.cols(), w.ld, w.rows(), 1) || !make_map(maps.x, x.as<bf16>(), x.cols(), x.ld, x.rows(), 1))
     fail("[gemm] the driver takes no tiles of " + shape_string(x).text() + " and " + shape_string(w).text());
