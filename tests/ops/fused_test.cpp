@@ -34,8 +34,11 @@ void expect_near(const Doubles& got, const Doubles& expected, double bar) {
 TEST(Fused, SwigluOfAProduct) {
   BHYT_SKIP_WITHOUT_GPU();
   Context gpu(Device::cuda(0));
-  for (const auto& [rows, d, mlp] : std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t>>{
-           {1, 64, 64}, {9, 128, 192}, {33, 2048, 512}, {63, 1088, 1536}, {33, 832, 256}, {64, 512, 9000 / 64 * 64}}) {
+  struct Size {
+    std::int64_t rows, d, mlp;
+  };
+  for (const Size& size : {Size{1, 64, 64}, {9, 128, 192}, {33, 2048, 512}, {63, 1088, 1536}, {33, 832, 256}, {64, 512, 8960}}) {
+    const std::int64_t rows = size.rows, d = size.d, mlp = size.mlp;
     SCOPED_TRACE(fmt::format("{} rows, {} to {}", rows, d, mlp));
     const Doubles x = drawn(rows, d, 1), w = drawn(2 * mlp, d, 2, 1 / std::sqrt(static_cast<double>(d)));
     const auto by_parts = [&] {

@@ -456,7 +456,8 @@ TEST(GemmByRow, RefusesOperandsThatLieOtherwise) {
 TEST(GemmByRow, OnAGpuToo) {
   BHYT_SKIP_WITHOUT_GPU();
   Context gpu(Device::cuda(0));
-  for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{136, 64}, {512, 2048}, {3072, 2048}, {17000, 512}}) {
+  for (const auto& size : {std::pair<std::int64_t, std::int64_t>{136, 64}, {512, 2048}, {3072, 2048}, {17000, 512}}) {
+    const std::int64_t n = size.first, k = size.second;
     constexpr std::int64_t kRows = 64;
     const auto on_gpu = [&](std::int64_t rows, std::uint64_t seed) {
       return make_tensor(gpu, DType::bf16, {rows, k}, draw({{"v", {rows, k}, Role::constant}}, DType::bf16, seed).at("v"));
