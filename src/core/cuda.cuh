@@ -61,6 +61,8 @@ __device__ __forceinline__ void store1(bf16* p, float v) {
   p->bits = *reinterpret_cast<const unsigned short*>(&b);
 }
 
+__device__ __forceinline__ unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
+
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll
   for (int o = 16; o > 0; o >>= 1) v += __shfl_xor_sync(0xffffffffu, v, o);

@@ -60,7 +60,6 @@ void launch(Context& ctx, Kernel kernel, dim3 grid, int bytes, const Call& call)
 __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
 // By a shuffle, which tells the compiler that all lanes agree.
 __device__ __forceinline__ int warp_index() { return __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); }
-__device__ __forceinline__ unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
 
 // 2^x, 0 for -∞.
 __device__ __forceinline__ float exp2_fast(float x) {

@@ -4,6 +4,7 @@
 // such blocks are small, so that they are there before the kernel in front has ended, beside its blocks and those of the kernel behind.
 #include <algorithm>
 
+#include "core/cluster.cuh"
 #include "core/memory.h"
 #include "ops/attention/paged.cuh"
 
@@ -154,31 +155,14 @@ __device__ __noinline__ void join(const float* from, int n, int stride, int betw
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-__device__ __forceinline__ unsigned block_of_cluster() {
-  unsigned rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-// When all threads of the cluster have arrived, what they wrote before can be seen.
-__device__ __forceinline__ void arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_all() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-// From the shared memory of another block of the cluster.
-__device__ __forceinline__ float read_there(const float* place, int block) {
-  unsigned at;
-  float v;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(place)), "r"(block));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
-  return v;
-}
-
 // Puts the first `n` warps' unfinished results together, which the blocks of a cluster have in turns, each at the same place of its shared
 // memory. A block has its share of the columns, four threads a column.
 template <int D, int Warps, int Cluster>
 __device__ __forceinline__ void join_cluster(const float* warps, int n, int rows, float c, bf16* out) {
   constexpr int kMost = Warps * Cluster / 4, kColumns = 8 * Warps;
-  arrive();
+  arrive_in_cluster();
   const int quarter = threadIdx.x % 4, first = static_cast<int>(block_of_cluster()) * kColumns + static_cast<int>(threadIdx.x) / 4;
-  wait_for_all();
+  wait_for_cluster();
   static_assert(D % 8 == 0);  // a warp has eight columns: all of its lanes go through this together
   for (int i = first; i < rows * D; i += Cluster * kColumns) {
     float base[kMost], sums[kMost], os[kMost], top = kLowest, sum = 0, o = 0;
@@ -189,9 +173,9 @@ __device__ __forceinline__ void join_cluster(const float* warps, int n, int rows
       base[k] = kLowest;
       sums[k] = os[k] = 0;
       if (of < n) {
-        base[k] = read_there(part, of % Cluster);
-        sums[k] = read_there(part + 1, of % Cluster);
-        os[k] = read_there(part + 2 + i % D, of % Cluster);
+        base[k] = read_there(shared_address(part), of % Cluster);
+        sums[k] = read_there(shared_address(part + 1), of % Cluster);
+        os[k] = read_there(shared_address(part + 2 + i % D), of % Cluster);
       }
     }
 #pragma unroll
@@ -211,8 +195,8 @@ __device__ __forceinline__ void join_cluster(const float* warps, int n, int rows
     }
     if (quarter == 0) store1(out + i, o / sum);
   }
-  arrive();
-  wait_for_all();  // nobody leaves before the others have read
+  arrive_in_cluster();
+  wait_for_cluster();  // nobody leaves before the others have read
 }
 #else
 template <int D, int Warps, int Cluster>

@@ -94,7 +94,7 @@ struct Queries {
   int from[2];  // where the documents of queries lane/4 and lane/4 + 8 begin
 
   __device__ __forceinline__ Queries(const flash::Call& call, const Maps& where, const char* shared)
-      : a(call), maps(where), base(flash::shared_address(shared)), ring{base + S::kBarriers} {
+      : a(call), maps(where), base(shared_address(shared)), ring{base + S::kBarriers} {
 #pragma unroll
     for (int r = 0; r < 2; ++r) from[r] = Documents ? first[position(r)] : 0;
   }

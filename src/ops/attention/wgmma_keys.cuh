@@ -23,7 +23,7 @@ struct Keys {
   const flash::Call& a;
   const Maps& maps;
   const char* shared;
-  unsigned base = flash::shared_address(shared);
+  unsigned base = shared_address(shared);
   Ring<S> ring{base + S::kBarriers};
   int k0 = static_cast<int>(blockIdx.y) * S::kOwned, last = a.seq - 1;
   int kv = blockIdx.x, b = blockIdx.z, heads = a.heads / a.kv_heads;

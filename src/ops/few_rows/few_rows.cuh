@@ -92,7 +92,7 @@ struct Ring {
   unsigned place;  // of this lane, in shared memory
 
   __device__ __forceinline__ explicit Ring(const void* memory)
-      : place(static_cast<unsigned>(__cvta_generic_to_shared(memory)) + threadIdx.x / 32 * (kStages * kStep) + threadIdx.x % 32 * 16) {}
+      : place(shared_address(memory) + threadIdx.x / 32 * (kStages * kStep) + threadIdx.x % 32 * 16) {}
   __device__ __forceinline__ unsigned chunk(int stage, int i) const { return place + stage * kStep + i * 512; }
 };
 

@@ -82,7 +82,7 @@ struct TileSource {
     next = reinterpret_cast<const char*>(w.data) + wide_product(static_cast<int>(blockIdx.x) * kWarps + warp, of_warp);
     over = wide_product(static_cast<int>(gridDim.x) * kWarps - 1, of_warp);
     __shared__ std::uint64_t memory_of_barriers[kWarps][R::kStages / Batch];
-    barriers = static_cast<unsigned>(__cvta_generic_to_shared(memory_of_barriers[warp]));
+    barriers = shared_address(memory_of_barriers[warp]);
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x % 32 == 0) {
 #pragma unroll

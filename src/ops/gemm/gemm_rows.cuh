@@ -10,6 +10,7 @@
 
 #include <algorithm>
 
+#include "core/cluster.cuh"
 #include "core/wgmma.cuh"
 #include "ops/gemm/rows_cuda.h"
 
@@ -38,19 +39,6 @@ struct Maps {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-__device__ __forceinline__ unsigned address_in_shared(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
-
-// When all threads of the cluster have arrived, what they wrote before can be seen.
-__device__ __forceinline__ void meet_cluster() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-__device__ __forceinline__ float4 read_there(unsigned address, int block) {
-  unsigned at;
-  float4 v;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(address), "r"(block));
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
-  return v;
-}
 // The warps that multiply, among themselves.
 __device__ __forceinline__ void meet_workers() { asm volatile("bar.sync 1, %0;" ::"n"(kWorkers) : "memory"); }
 
@@ -125,10 +113,10 @@ struct Sums {
 #pragma unroll
     for (int i = 0; i < 8; ++i) v[i] = 0;
     if (splits == 1) return add(reinterpret_cast<const float4*>(at)[0], reinterpret_cast<const float4*>(at)[1]);
-    const unsigned address = address_in_shared(at);
+    const unsigned address = shared_address(at);
 #pragma unroll
     for (int p = 0; p < kMostSplits; ++p)
-      if (p < splits) add(read_there(address, p), read_there(address + 16, p));
+      if (p < splits) add(read4_there(address, p), read4_there(address + 16, p));
   }
 };
 
@@ -178,7 +166,7 @@ template <class Out>
 __global__ void __launch_bounds__(kThreads, 1) product_kernel(const Call a, const __grid_constant__ Maps maps, const Out out) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) char shared[];
-  const unsigned base = address_in_shared(shared);
+  const unsigned base = shared_address(shared);
   const Ring ring{base, base + kBarriers};
   float* const sums = reinterpret_cast<float*>(shared + kSums);
   const Part part(a);
@@ -192,9 +180,11 @@ __global__ void __launch_bounds__(kThreads, 1) product_kernel(const Call a, cons
     load(a, maps, part, ring);
   if (part.splits == 1) return;
   __syncwarp();
-  meet_cluster();
+  arrive_in_cluster();
+  wait_for_cluster();
   if (works) finish(a, part, part.block(0), sums, out);
-  meet_cluster();  // nobody leaves before the others have read
+  arrive_in_cluster();
+  wait_for_cluster();  // nobody leaves before the others have read
 #endif
 }
 
